@@ -1,0 +1,1 @@
+"""torchgraft side by side with its peers: `python -m bench --help`."""

@@ -1,0 +1,178 @@
+"""`python -m bench`: timings, compile times, call overhead and the operator sweep."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import click
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+
+from bench import compiletime, measure, opdb, peers, report
+from bench.models import MODELS
+
+model_option = click.option(
+    "--model", "models", multiple=True, type=click.Choice(list(MODELS)), help="Repeatable."
+)
+json_option = click.option("--json", "path", type=click.Path(dir_okay=False), help="Write here.")
+peers_option = click.option("--peers", "chosen", help="Comma separated; default: all that apply.")
+seconds_option = click.option("--seconds", default=3.0, help="Of timing, a peer and model.")
+
+
+def _peers(chosen: str | None, device: str) -> list[str]:
+    known = peers.names(device)
+    wanted = [name.strip() for name in chosen.split(",")] if chosen else known
+    for name in wanted:
+        if name not in known:
+            raise click.BadParameter(f"{name!r}; on {device} there are {', '.join(known)}")
+    return wanted
+
+
+def _time(
+    models: Sequence[str], wanted: Sequence[str], setup: measure.Setup, path: str | None
+) -> None:
+    about = report.machine()
+    report.show_machine(about)
+    if setup.device == "cpu":
+        # A pool of compilers for each peer's process would be more processes than processors.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    rows: list[measure.Timing] = []
+    for model in models:
+        timings = measure.measure(model, wanted, setup)
+        rows += timings
+        report.show_timings(model, timings, setup.device)
+        report.write(path, about, rows)  # after each: a long run that is cut short keeps some
+
+
+def _everything() -> list[str]:
+    return [name for name in MODELS if name != "empty_function"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """torchgraft side by side with its peers, answers checked, nothing asserted about time."""
+
+
+@main.command("cpu")
+@model_option
+@peers_option
+@json_option
+@seconds_option
+@click.option("--list", "listing", is_flag=True, help="Models and peers, then stop.")
+def cpu(
+    models: tuple[str, ...], chosen: str | None, path: str | None, seconds: float, listing: bool
+) -> None:
+    """One thread, float32, ranked by CPU time."""
+    if listing:
+        return _list("cpu")
+    setup = measure.Setup("cpu", "float32", seconds)
+    return _time(models or _everything(), _peers(chosen, "cpu"), setup, path)
+
+
+@main.command("cuda")
+@model_option
+@peers_option
+@json_option
+@seconds_option
+@click.option("--dtype", default="float16", type=click.Choice(["float16", "bfloat16", "float32"]))
+@click.option("--list", "listing", is_flag=True, help="Models and peers, then stop.")
+def cuda(
+    models: tuple[str, ...],
+    chosen: str | None,
+    path: str | None,
+    seconds: float,
+    dtype: str,
+    listing: bool,
+) -> None:
+    """Wall time with a synchronisation after each call, and time between CUDA events."""
+    if listing:
+        return _list("cuda")
+    setup = measure.Setup("cuda", dtype, seconds)
+    return _time(models or _everything(), _peers(chosen, "cuda"), setup, path)
+
+
+def _list(device: str) -> None:
+    click.echo(f"models: {', '.join(MODELS)}")
+    click.echo(f"peers:  {', '.join(peers.names(device))}")
+
+
+@main.command("overhead")
+@click.option("--device", default="cpu", type=click.Choice(["cpu", "cuda"]))
+@json_option
+@seconds_option
+def overhead(device: str, path: str | None, seconds: float) -> None:
+    """The cost of a call: x + 1 on one element, as a module and as a function."""
+    wanted = ["eager", "compile", "graft", "graft-backend", "aoti", "aoti-boxed"]
+    setup = measure.Setup(device, "float32", seconds)
+    _time(["empty", "empty_function"], wanted, setup, path)
+
+
+@main.command("compile-time")
+@model_option
+@click.option("--ways", default=",".join(compiletime.WAYS), show_default=True)
+@json_option
+def compile_time(models: tuple[str, ...], ways: str, path: str | None) -> None:
+    """CPU seconds of graft.compile, and of Inductor alone on the same graph."""
+    chosen = ways.split(",")
+    for way in chosen:
+        if way not in compiletime.WAYS:
+            raise click.BadParameter(f"{way!r}; there are {', '.join(compiletime.WAYS)}")
+    about = report.machine()
+    report.show_machine(about)
+    names = models or ("mlp", "moe", "dlrm", "tiny_cnn", "bert")
+    costs = [compiletime.measure(name, way) for name in names for way in chosen]
+    report.show_costs(costs)
+    report.write(path, about, costs)
+
+
+@main.command("opdb")
+@click.option("--ops", default="", help="A regular expression, searched in the full name.")
+@click.option("--sample", type=int, help="So many of them.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--grad", is_flag=True, help="Gradients as well.")
+@click.option("--mode", default="default", type=click.Choice(["default", "eager"]))
+@click.option("--backend", default="torchgraft", show_default=True)
+@click.option("--dtypes", default="float32,other", show_default=True)
+@click.option("--samples", default=2, show_default=True, help="Sample inputs of each op.")
+@click.option("--device", default="cpu", type=click.Choice(["cpu", "cuda"]))
+@click.option("--patience", default=180.0, help="Seconds an op may take.")
+@json_option
+def sweep(
+    ops: str,
+    sample: int | None,
+    seed: int,
+    grad: bool,
+    mode: str,
+    backend: str,
+    dtypes: str,
+    samples: int,
+    device: str,
+    patience: float,
+    path: str | None,
+) -> None:
+    """PyTorch's operator database through the backend, against eager."""
+    about = report.machine()
+    report.show_machine(about)
+    names = opdb.operators(ops, sample, seed)
+    results = []
+    stream = opdb.run(
+        names,
+        dtypes.split(","),
+        patience=patience,
+        mode=mode,
+        grad=grad,
+        backend=backend,
+        samples=samples,
+        device=device,
+    )
+    with click.progressbar(length=len(names) * len(dtypes.split(","))) as bar:
+        for result in stream:
+            results.append(result)
+            bar.update(1)
+    report.show_results(results)
+    report.write(path, about, results)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m bench")

@@ -1,0 +1,112 @@
+"""CPU seconds to compile, each in a fresh process with an empty cache; children are counted.
+
+Every process first compiles a one-op graph with Inductor, outside the clock: finding the compiler and
+importing the code generator are the same for all and are not what is compared.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bench import models
+from bench.measure import first_line
+
+WAYS = ("capture", "inductor", "compile", "graft", "graft-max")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds until the first answer is there; `capture` is torch.export alone, no answer."""
+
+    model: str
+    way: str
+    cpu_s: float | None
+    wall_s: float | None
+    note: str = ""
+
+
+def _inductor(model: Any, args: models.Args) -> Callable[[], object]:
+    """Inductor alone: the exported graph is made here, outside the clock."""
+    from torch._inductor import compile as compile_graph
+
+    graph = torch.export.export(model, args).module()
+    return lambda: compile_graph(graph, list(args))(*args)
+
+
+def _prepare(way: str, case: models.Case) -> Callable[[], object]:
+    """What to time; everything that should not be counted is done by now."""
+    model, args = case.model, case.args
+    if way == "inductor":
+        return _inductor(model, args)
+    if way == "capture":
+        return lambda: torch.export.export(model, args)  # type: ignore[arg-type]
+    if way == "compile":
+        return lambda: torch.compile(model)(*args)
+    graft = importlib.import_module("torchgraft")
+    config = graft.Config(mode={"graft": "default", "graft-max": "max-autotune"}[way])
+    return lambda: graft.compile(model, inputs=args, config=config)(*args)
+
+
+def _cpu() -> float:
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in usage)
+
+
+def _here(model: str, way: str) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    try:
+        case = models.build(model)
+        with torch.no_grad():
+            warm = models.build("empty")
+            _inductor(warm.model, warm.args)()
+            go = _prepare(way, case)
+            cpu, wall = _cpu(), time.perf_counter()
+            go()
+        return {"cpu_s": _cpu() - cpu, "wall_s": time.perf_counter() - wall}
+    except Exception as failure:  # noqa: BLE001  (whatever it is, it is this way's result)
+        return {"cpu_s": None, "wall_s": None, "note": first_line(failure)}
+
+
+def measure(model: str, way: str, patience: float = 900.0) -> Cost:
+    """The cost of one way on one model, in its own process and cache folder."""
+    with tempfile.TemporaryDirectory(prefix="bench-cache-") as cache:
+        environment = os.environ | {
+            "TORCHINDUCTOR_CACHE_DIR": cache,
+            "TRITON_CACHE_DIR": f"{cache}/triton",
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+            # Pool workers are never waited for, so their time would not be counted.
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "bench.compiletime", model, way]
+        try:
+            done = subprocess.run(
+                command,
+                check=False,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=patience,
+            )
+        except subprocess.TimeoutExpired:
+            return Cost(model, way, None, None, f"no answer in {patience:.0f} s")
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        return Cost(model, way, None, None, f"exit code {done.returncode}")
+    return Cost(model, way, **json.loads(lines[-1]))
+
+
+if __name__ == "__main__":
+    print(json.dumps(_here(*sys.argv[1:3])))

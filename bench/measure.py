@@ -1,0 +1,306 @@
+"""Timings of several peers on one model: a process each, interleaved rounds, answers checked.
+
+Each peer lives in its own process, so that one peer's caches, threads and crashes are not another's.
+The parent asks them for one sample in turn; load on the machine then falls on all of them alike.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench import models, peers
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Microseconds a call. `device` is between two CUDA events, no synchronisation inside."""
+
+    wall: float
+    cpu: float
+    device: float | None = None
+
+
+@dataclass
+class Timing:
+    """What one peer did on one model. Only `status == "ok"` has a right answer."""
+
+    model: str
+    peer: str
+    status: str  # ok | WRONG | skipped | failed
+    note: str = ""
+    error: float | None = None
+    build_s: float | None = None
+    samples: list[Sample] = field(default_factory=list)
+
+    def series(self, kind: str) -> list[float]:
+        values = (getattr(sample, kind) for sample in self.samples)
+        return sorted(value for value in values if value is not None)
+
+    def median(self, kind: str) -> float | None:
+        series = self.series(kind)
+        return statistics.median(series) if series else None
+
+    def p20(self, kind: str) -> float | None:
+        series = self.series(kind)
+        return series[int(0.2 * (len(series) - 1))] if series else None
+
+    def spread(self, kind: str) -> float | None:
+        """Between the 20th and the 80th percentile, over the median."""
+        series = self.series(kind)
+        if not series:
+            return None
+        last = len(series) - 1
+        return (series[int(0.8 * last)] - series[int(0.2 * last)]) / statistics.median(series)
+
+    def as_json(self) -> dict[str, Any]:
+        kinds = ("wall", "cpu", "device")
+        summary = {
+            kind: {"median": self.median(kind), "p20": self.p20(kind), "spread": self.spread(kind)}
+            for kind in kinds
+        }
+        return asdict(self) | {"summary": summary}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How to measure: where, for how long, how patient."""
+
+    device: str = "cpu"
+    dtype: str = "float32"
+    seconds: float = 3.0  # of timing, for each peer on each model
+    sample_ms: float = 20.0
+    patience: float = 600.0  # seconds a peer may take to build
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    return list(outputs) if isinstance(outputs, Sequence) else [outputs]
+
+
+def error(outputs: Any, reference: Sequence[Tensor]) -> float:
+    """The worst output's ‖y - ref‖ over the norm of ref's variation; inf when shapes differ.
+
+    Against the variation, not the values: a constant answer near a large mean is not nearly right.
+    One wrong element of typical size among n shows as 1/√n.
+    """
+    found = _tensors(outputs)
+    if [tuple(t.shape) for t in found] != [tuple(t.shape) for t in reference]:
+        return math.inf
+    worst = 0.0
+    for y, ref in zip(found, reference, strict=True):
+        y = y.detach().to("cpu", torch.float64)
+        around = ref - ref.mean() if ref.numel() > 1 else ref
+        off = ((y - ref).norm() / around.norm().clamp_min(1e-30)).item()
+        worst = max(worst, off) if math.isfinite(off) else math.inf
+    return worst
+
+
+def _write_reference(case: models.Case, path: Path) -> None:
+    """Eager in float64, on two sets of inputs: a stale or folded answer fits only one of them."""
+    model = case.model
+    if isinstance(model, nn.Module):
+        model = copy.deepcopy(model).double()
+    with torch.inference_mode():
+        answers = [
+            [
+                t.double()
+                for t in _tensors(
+                    model(*(a.double() if a.is_floating_point() else a for a in case.make(seed)))
+                )
+            ]
+            for seed in (0, 1)
+        ]
+    torch.save(answers, path)
+
+
+# ---------------------------------------------------------------- in the worker
+
+
+def _sync(device: str) -> Callable[[], None]:
+    return torch.cuda.synchronize if device == "cuda" else lambda: None
+
+
+def _calls(run: peers.Run, args: models.Args, device: str, sample_ms: float) -> int:
+    """How many calls last a sample, after warming up."""
+    sync, calls = _sync(device), 1
+    while True:
+        start = time.perf_counter()
+        for _ in range(calls):
+            run(args)
+        sync()
+        took = (time.perf_counter() - start) * 1e3
+        if took >= sample_ms / 2:
+            return max(1, round(calls * sample_ms / took))
+        calls *= 2
+
+
+def _sample(run: peers.Run, args: models.Args, device: str, calls: int) -> Sample:
+    sync = _sync(device)
+    for _ in range(max(2, calls // 10)):  # the last peer left the caches to itself
+        run(args)
+    sync()
+    cpu, wall = time.process_time(), time.perf_counter()
+    if device == "cuda":
+        for _ in range(calls):
+            run(args)
+            sync()
+    else:
+        for _ in range(calls):
+            run(args)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    if device != "cuda":
+        return Sample(wall / calls * 1e6, cpu / calls * 1e6)
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    for _ in range(calls):
+        run(args)
+    last.record()
+    sync()
+    between = first.elapsed_time(last) / calls * 1e3
+    return Sample(wall / calls * 1e6, cpu / calls * 1e6, between)
+
+
+def _work(link: Connection, model: str, peer: str, setup: Setup, scratch: Path) -> None:
+    log = os.open(scratch / f"{peer}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1), os.dup2(log, 2)  # autotuning and exporters talk; the table should not
+    torch.set_num_threads(1)
+    try:
+        case = models.build(model).to(setup.device, getattr(torch, setup.dtype))
+        tuples = case.make(0), case.make(1)
+        start = time.perf_counter()
+        with torch.no_grad():
+            run = peers.PEERS[peer].build(case, scratch)
+        with torch.inference_mode():
+            run(tuples[0])
+            _sync(setup.device)()
+            build_s = time.perf_counter() - start
+            reference = torch.load(scratch / "reference.pt")
+            # 1, 0, 1: a call must neither keep nor spoil anything for the next.
+            off = max(error(run(tuples[seed]), reference[seed]) for seed in (1, 0, 1))
+            calls = _calls(run, tuples[0], setup.device, setup.sample_ms)
+            link.send(("ready", off, build_s))
+            while link.recv():
+                link.send(_sample(run, tuples[0], setup.device, calls))
+    except peers.Skip as reason:
+        link.send(("skipped", str(reason), 0.0))
+    except (EOFError, KeyboardInterrupt):
+        pass
+    except Exception as failure:  # noqa: BLE001  (whatever it is, it is this peer's result)
+        link.send(("failed", first_line(failure), 0.0))
+
+
+def first_line(failure: BaseException) -> str:
+    """The error in one line of a table."""
+    text = str(failure).strip().splitlines()
+    return f"{type(failure).__name__}: {text[0] if text else ''}"[:200]
+
+
+# ---------------------------------------------------------------- in the parent
+
+
+class _Worker:
+    """A peer's process, as the parent sees it: `start`, then `sample` until `stop`."""
+
+    def __init__(self, model: str, peer: str, setup: Setup, scratch: Path) -> None:
+        self.timing = Timing(model, peer, "failed")
+        self.setup = setup
+        # A fork shares the weights and the imports; CUDA does not survive one.
+        context = multiprocessing.get_context("spawn" if setup.device == "cuda" else "fork")
+        self.link, far = context.Pipe()
+        arguments = (far, model, peer, setup, scratch)
+        self.process = context.Process(target=_work, args=arguments)  # type: ignore[attr-defined]
+        self.process.start()
+        far.close()
+
+    def _answer(self, patience: float) -> Any:
+        if not self.link.poll(patience):
+            raise TimeoutError(f"no answer in {patience:.0f} s")
+        try:
+            return self.link.recv()
+        except EOFError:
+            self.process.join(5)
+            raise RuntimeError(f"process ended, exit code {self.process.exitcode}") from None
+
+    def start(self) -> None:
+        try:
+            status, detail, build_s = self._answer(self.setup.patience)
+        except (TimeoutError, RuntimeError) as failure:
+            self.timing.note = str(failure)
+            return
+        if status == "ready":
+            self.timing.status, self.timing.error, self.timing.build_s = "ok", detail, build_s
+        else:
+            self.timing.status, self.timing.note = status, detail
+
+    def sample(self) -> None:
+        try:
+            self.link.send(True)
+            self.timing.samples.append(self._answer(self.setup.patience))
+        except (TimeoutError, RuntimeError, BrokenPipeError) as failure:
+            self.timing.status, self.timing.note = "failed", str(failure)
+
+    def stop(self) -> None:
+        self.link.close()
+        self.process.join(2)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+def measure(model: str, chosen: Iterable[str], setup: Setup) -> list[Timing]:
+    """Timings of the chosen peers on one model, in the order asked for; eager is always run.
+
+    A peer is right when its error is within the case's tolerance, or within four times eager's own
+    error at this precision. A wrong one is timed too, and marked WRONG.
+    """
+    order = list(dict.fromkeys(["eager", *chosen]))
+    torch.set_num_threads(1)
+    case = models.build(model)
+    workers: list[_Worker] = []
+    with tempfile.TemporaryDirectory(prefix=f"bench-{model}-") as folder:
+        scratch = Path(folder)
+        _write_reference(case, scratch / "reference.pt")
+        try:
+            for peer in order:  # one after the other: two builds at once would slow each other
+                worker = _Worker(model, peer, setup, scratch)
+                workers.append(worker)
+                worker.start()
+            _judge([worker.timing for worker in workers], case.tolerance)
+            _rounds(workers, setup)
+        finally:
+            for worker in workers:
+                worker.stop()
+    return [worker.timing for worker in workers]
+
+
+def _judge(timings: list[Timing], tolerance: float) -> None:
+    eager = timings[0].error
+    allowed = max(tolerance, 4 * eager if eager is not None and math.isfinite(eager) else 0.0)
+    for timing in timings:
+        if timing.status == "ok" and not (timing.error is not None and timing.error <= allowed):
+            timing.status = "WRONG"
+            timing.note = f"off by {timing.error:.1e}, {allowed:.1e} allowed"
+
+
+def _rounds(workers: list[_Worker], setup: Setup) -> None:
+    live = [worker for worker in workers if worker.timing.status in ("ok", "WRONG")]
+    end, rounds = time.perf_counter() + setup.seconds * len(live), 0
+    while live and (rounds < 5 or time.perf_counter() < end):
+        for worker in live:
+            worker.sample()
+        live = [worker for worker in live if worker.timing.status in ("ok", "WRONG")]
+        live = live[1:] + live[:1]  # nobody always follows the same neighbour
+        rounds += 1

@@ -1,0 +1,134 @@
+"""Tables and files: what `python -m bench` prints."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.compiletime import Cost
+from bench.measure import Timing
+from bench.opdb import Result
+
+PACKAGES = ("torchgraft", "torch", "triton", "transformers", "onnxruntime", "openvino", "numpy")
+BASELINE = "compile"
+
+console = Console(width=None if os.isatty(1) else 140)
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def machine() -> dict[str, str]:
+    """Versions, processor, load and commit: what a number means nothing without."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "checkout" if name == "torchgraft" else "-"
+    info = Path("/proc/cpuinfo")
+    names = [
+        line.partition(":")[2].strip()
+        for line in (info.read_text().splitlines() if info.exists() else [])
+        if line.startswith("model name")
+    ]
+    found["processor"] = f"{names[0] if names else platform.machine()} × {os.cpu_count()}"
+    found["load"] = " ".join(f"{value:.1f}" for value in os.getloadavg())
+    # Asked of the driver's tool: torch.cuda here would spoil this process for forking.
+    gpu = _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    commit = _output("git", "rev-parse", "--short", "HEAD")
+    return found | ({"gpu": gpu} if gpu else {}) | ({"commit": commit} if commit else {})
+
+
+def show_machine(about: dict[str, str]) -> None:
+    console.print("  ".join(f"{key} {value}" for key, value in about.items()), style="dim")
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.{digits}f}" if value < 1000 else f"{value:,.0f}"
+
+
+def show_timings(model: str, timings: Sequence[Timing], device: str) -> None:
+    """One model's table. Speed-up is the baseline's median over this peer's: more is faster."""
+    ranked, other = ("wall", "device") if device == "cuda" else ("cpu", "wall")
+    title = {"cpu": "CPU µs", "wall": "wall µs", "device": "events µs"}
+    table = Table(title=model, title_justify="left")
+    headers = (title[ranked], "p20", "spread", title[other], "× compile", "error", "build s")
+    table.add_column("peer")
+    for header in headers:
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("note", overflow="fold")
+    base = next((t.median(ranked) for t in timings if t.peer == BASELINE), None)
+    for t in timings:
+        median, spread = t.median(ranked), t.spread(ranked)
+        faster = f"{base / median:.2f}" if base and median and t.status == "ok" else "-"
+        style = {"WRONG": "bold red", "failed": "red", "skipped": "dim"}.get(t.status)
+        table.add_row(
+            t.peer,
+            _number(median),
+            _number(t.p20(ranked)),
+            "-" if spread is None else f"{spread:.0%}",
+            _number(t.median(other)),
+            faster,
+            "-" if t.error is None else f"{t.error:.0e}",
+            _number(t.build_s),
+            t.note if t.status == "ok" else f"{t.status}: {t.note}",
+            style=style,
+        )
+    console.print(table)
+
+
+def show_costs(costs: Iterable[Cost]) -> None:
+    """Compile times by model, with what each way costs over Inductor alone."""
+    table = Table(title="until the first answer, fresh process and caches", title_justify="left")
+    table.add_column("model")
+    table.add_column("way")
+    for header in ("CPU s", "wall s", "÷ inductor"):
+        table.add_column(header, justify="right")
+    table.add_column("note", overflow="fold")
+    costs = list(costs)
+    base = {cost.model: cost.cpu_s for cost in costs if cost.way == "inductor"}
+    for cost in costs:
+        alone = base.get(cost.model)
+        ratio = f"{cost.cpu_s / alone:.2f}" if cost.cpu_s and alone else "-"
+        numbers = (_number(cost.cpu_s), _number(cost.wall_s), ratio)
+        table.add_row(cost.model, cost.way, *numbers, cost.note)
+    console.print(table)
+
+
+def show_results(results: Sequence[Result]) -> None:
+    """Failures one by one, reasons for skipping counted, then the totals."""
+    for result in results:
+        if result.status == "failed":
+            line = f"FAILED {result.op} [{result.dtype}] {result.note}"
+            console.print(line, style="red", markup=False, highlight=False)
+    reasons = Counter(result.note.split(":")[0] for result in results if result.status == "skipped")
+    for reason, count in reasons.most_common():
+        console.print(f"skipped {count}: {reason}", style="dim", markup=False)
+    totals = Counter(result.status for result in results)
+    counts = ", ".join(f"{totals[status]} {status}" for status in ("passed", "failed", "skipped"))
+    console.print(f"{counts} of {len(results)}")
+
+
+def write(path: str | None, about: dict[str, str], rows: Iterable[Any]) -> None:
+    """The machine and every row as JSON; nothing without a path."""
+    if path:
+        plain = [row.as_json() if isinstance(row, Timing) else asdict(row) for row in rows]
+        Path(path).write_text(json.dumps({"machine": about, "rows": plain}, indent=1) + "\n")
