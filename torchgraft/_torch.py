@@ -5,3 +5,414 @@ is the one file to mend; each function says what it gives, not how torch spells 
 """
 
 from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+Flat = Callable[[list[Any]], Sequence[Any]]
+"""A compiled graph: takes a list of inputs (which it may empty), gives the outputs in order."""
+
+TreeSpec = pytree.TreeSpec
+
+
+# --- Trees of arguments ---
+
+
+def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
+    """The leaves of nested tuples, lists, dicts and registered classes, and how to rebuild it."""
+    return pytree.tree_flatten(tree)
+
+
+def unflatten(leaves: Iterable[Any], spec: TreeSpec) -> Any:
+    """The inverse of `flatten`."""
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def flatten_with_paths(tree: Any) -> list[tuple[str, Any]]:
+    """The leaves with a readable path each, such as `[0]['mask']`."""
+    return [(pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0]]
+
+
+def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
+    """The same tree with `fn` applied to each leaf."""
+    return pytree.tree_map(fn, tree)
+
+
+def is_row(tree: TreeSpec, count: int) -> bool:
+    """Whether `(args, kwargs)` is `count` plain positional arguments and no keywords."""
+    args, kwargs = tree.children()
+    leaves = all(child.is_leaf() for child in args.children())
+    return leaves and args.num_children == count and kwargs.num_children == 0
+
+
+def sorted_like(tree: TreeSpec, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments in the order in which a tree of `(args, kwargs)` has them."""
+    order = list(tree.children()[1].context)
+    known = {k: kwargs[k] for k in order if k in kwargs}
+    return {**known, **kwargs}
+
+
+def show_tree(tree: TreeSpec) -> str:
+    """A tree of `(args, kwargs)` as a call: `(*, [*, *], mask=*)`."""
+    args, kwargs = unflatten(["*"] * tree.num_leaves, tree)
+    parts = [str(arg) for arg in args] + [f"{k}={v}" for k, v in kwargs.items()]
+    return f"({', '.join(parts)})".replace("'*'", "*")
+
+
+# --- Fake tensors and symbols ---
+
+
+def fake_mode_of(values: Iterable[Any]) -> Any:
+    """The fake mode that the values (or the surrounding trace) belong to, else a new one."""
+    from torch._guards import detect_fake_mode
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return detect_fake_mode(list(values)) or FakeTensorMode(shape_env=ShapeEnv())
+
+
+def fake_of(mode: Any, tensor: Tensor) -> Tensor:
+    """A static fake twin of a real tensor."""
+    return mode.from_tensor(tensor, static_shapes=True)
+
+
+def is_fake(value: Any) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(value, FakeTensor)
+
+
+@contextlib.contextmanager
+def faking(mode: Any) -> Iterator[None]:
+    """Run operators on fake tensors, real constants allowed, no new symbols recorded."""
+    allow, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    fresh = (
+        mode.shape_env.ignore_fresh_unbacked_symbols()
+        if mode.shape_env is not None
+        else contextlib.nullcontext()
+    )
+    try:
+        with mode, fresh, torch.no_grad():
+            yield
+    finally:
+        mode.allow_non_fake_inputs = allow
+
+
+def symbols_of(value: Any) -> set[Any]:
+    """The free symbols (sympy) in a tensor's sizes and strides, or in a symbolic number."""
+    from torch.fx.experimental.symbolic_shapes import free_symbols
+
+    return set(free_symbols(value)) if isinstance(value, (Tensor, *SYMBOLIC)) else set()
+
+
+def has_unbacked(value: Any) -> bool:
+    """Whether a size depends on data (`nonzero`, `item`), so that it is known only when run."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return isinstance(value, (Tensor, *SYMBOLIC)) and bool(free_unbacked_symbols(value))
+
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def expression(number: Any) -> Any:
+    """The sympy expression of a symbolic number (an int stays one)."""
+    return number.node.expr if isinstance(number, SYMBOLIC) else number
+
+
+def shape_guards(mode: Any) -> list[tuple[Any, str]]:
+    """What was assumed of the symbols while compiling: (sympy condition, source line)."""
+    if mode.shape_env is None:
+        return []
+    return [(guard.expr, str(guard.sloc)) for guard in mode.shape_env.guards]
+
+
+def symbol_range(mode: Any, symbol: Any) -> tuple[int, int | None]:
+    """The sizes that a symbol may take; None is unbounded."""
+    bounds = mode.shape_env.var_to_range.get(symbol)
+    if bounds is None:
+        return 0, None
+    finite = bounds.upper.is_Integer if hasattr(bounds.upper, "is_Integer") else False
+    return int(bounds.lower), int(bounds.upper) if finite else None
+
+
+@functools.lru_cache(maxsize=4096)
+def evaluate(expr: Any, sizes: tuple[tuple[str, int], ...]) -> Any:
+    """A sympy expression or condition with the symbols (by name) set to these sizes."""
+    known = dict(sizes)
+    value = expr.subs({s: known[str(s)] for s in expr.free_symbols if str(s) in known})
+    return int(value) if getattr(value, "is_Integer", False) else value
+
+
+# --- The dialect ---
+
+
+@functools.cache
+def core_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Core ATen's decompositions, less those that Inductor declines (it has something better)."""
+    from torch._decomp import core_aten_decompositions
+
+    generator = inductor_decompositions()
+    core = core_aten_decompositions()
+    return {op: core[op] for op in list(core) if op in generator}
+
+
+@functools.cache
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    from torch._inductor.decomposition import select_decomp_table
+
+    return dict(select_decomp_table())
+
+
+def export_decompositions() -> Any:
+    """`core_decompositions` for `ExportedProgram.run_decompositions`, which wants the bodies of
+    composite operators (`linear`, `matmul`, …) in the table, too."""
+    from torch._decomp import core_aten_decompositions
+
+    table = torch.export.default_decompositions()
+    keep = core_decompositions()
+    for op in list(core_aten_decompositions()):
+        if op not in keep:
+            table.pop(op, None)
+    return table
+
+
+def retrace(
+    fn: Callable[..., Any], inputs: Sequence[Any], table: Mapping[Any, Callable[..., Any]]
+) -> GraphModule:
+    """Trace `fn` on fake inputs, decomposing by `table`."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    mode = fake_mode_of(inputs)
+    with faking(mode):
+        return make_fx(fn, decomposition_table=dict(table))(*inputs)
+
+
+def is_op(target: Any) -> bool:
+    """Whether a call's target is an operator of torch's registry."""
+    return isinstance(target, torch._ops.OpOverload)
+
+
+def is_higher_order(target: Any) -> bool:
+    """Whether a call's target takes functions (`cond`, `while_loop`, …)."""
+    return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+# --- torch.compile and export ---
+
+
+def aot_backend(
+    forward: Callable[..., Any], backward: Callable[..., Any], inference: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A torch.compile backend from compilers of functional ATen graphs."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        decompositions=core_decompositions(),
+        partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="inductor"),
+        keep_inference_input_mutations=True,
+    )
+
+
+def boxed(fn: Flat) -> Flat:
+    """Mark a function as taking a list that it may empty, as AOTAutograd wants it."""
+    fn._boxed_call = True  # type: ignore[attr-defined]
+    return fn
+
+
+def static_inputs() -> frozenset[int]:
+    """Which inputs of the graph being compiled by torch.compile keep their address (weights)."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    return frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
+
+
+any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+
+
+@contextlib.contextmanager
+def no_autocast() -> Iterator[None]:
+    """Run operators in the types they are given, whatever the caller's autocast says."""
+    if not any_autocast():
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def size_oblivious(on: bool) -> contextlib.AbstractContextManager[Any]:
+    """Trace so that a dynamic size of 0 or 1 is not assumed away."""
+    from torch.fx.experimental import _config
+
+    return _config.patch(backed_size_oblivious=on)
+
+
+# --- Code generation ---
+
+
+def inductor_options() -> frozenset[str]:
+    from torch._inductor import list_options
+
+    return frozenset(list_options())
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """What Inductor turns on for a mode of torch.compile, its CUDA graphs left out."""
+    from torch._inductor import list_mode_options
+
+    options = list_mode_options().get(mode, {})
+    return {k: v for k, v in options.items() if not k.startswith("triton.cudagraph")}
+
+
+_GRAPH_IDS = itertools.count()
+
+
+def inductor_compile(
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any],
+    is_inference: bool,
+    is_backward: bool,
+) -> Flat:
+    """Generate code for a graph in our dialect. The caller owns `gm`'s copy: it is changed.
+
+    The same steps that `torch._inductor.compile_fx` takes behind AOTAutograd, from the point where
+    the graph is functional: Inductor's decompositions, its joint passes, freezing where constants
+    are held, then `compile_fx_inner`, Inductor's interface for one graph. `standalone_compile`
+    would run AOTAutograd a second time and leave its wrapper in every call (5 µs against 1).
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._dynamo.convert_frame import compile_lock
+    from torch._inductor import compile_fx, config
+    from torch._inductor.utils import BoxedBool
+
+    mode = fake_mode_of(inputs)
+    frozen = is_inference and any("weight" in node.meta for node in gm.graph.nodes)
+    settings = {"freezing": True, "freezing_discard_parameters": False} if frozen else {}
+    with compile_lock, config.patch({**settings, **options}), tracing(TracingContext(mode)):
+        gm = retrace(gm, inputs, inductor_decompositions())
+        if is_inference:
+            gm = _joint_passes(gm, inputs)
+        extra: dict[str, Any] = {}
+        if frozen:
+            gm, extra = _freeze(gm, inputs)
+        output = next(iter(reversed(gm.graph.nodes)))
+        output.meta["user_visible_output_idxs"] = [
+            i for i, value in enumerate(output.args[0]) if isinstance(value, Node)
+        ]
+        allow, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+        try:
+            code = compile_fx.compile_fx_inner(
+                gm,
+                inputs,
+                cudagraphs=BoxedBool(False),
+                graph_id=next(_GRAPH_IDS),
+                is_inference=is_inference,
+                is_backward=is_backward,
+                **extra,
+            )
+        finally:
+            mode.allow_non_fake_inputs = allow
+    # CompiledFxGraph.__call__ only adds a profiler range around this.
+    return getattr(code, "current_callable", None) or code
+
+
+def _joint_passes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes as run
+
+    if "input_device" in inspect.signature(run).parameters:  # torch >= 2.12
+        return run(gm, input_device=_device(gm, inputs))
+    return run(gm)
+
+
+def _freeze(gm: GraphModule, inputs: Sequence[Any]) -> tuple[GraphModule, dict[str, Any]]:
+    """Inductor's freezing: packed and folded weights, channels-last convolutions where they pay."""
+    from torch._guards import tracing
+    from torch._inductor.compile_fx import fake_tensor_prop
+    from torch._inductor.freezing import convert_conv_weights_to_channels_last, freeze
+    from torch._inductor.graph import GraphLowering
+
+    layout = GraphLowering.decide_layout_opt(gm, is_inference=True)
+    with tracing(None):
+        if layout:
+            fake_tensor_prop(gm, inputs, True)
+            convert_conv_weights_to_channels_last(gm)
+        gm, _ = freeze(gm, gm, inputs)
+    return gm, {"layout_opt": layout}
+
+
+def _device(gm: GraphModule, inputs: Sequence[Any]) -> torch.device:
+    values = [*inputs, *(node.meta.get("val") for node in gm.graph.nodes)]
+    devices = [v.device for v in values if isinstance(v, Tensor)]
+    return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+
+
+def has_compiler() -> str | None:
+    """The C++ compiler that Inductor would use on CPU, or None."""
+    from torch._inductor import exc
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        return get_cpp_compiler()
+    except (exc.InvalidCxxCompiler, OSError):
+        return None
+
+
+# --- TorchScript ---
+
+
+def script_graph(script: Any) -> Any:
+    """A private copy of forward's graph with every call (and fork) inlined and shapes erased."""
+    graph = script.graph.copy()
+    torch._C._jit_pass_inline(graph)
+    torch._C._jit_pass_inline_fork_wait(graph)
+    torch._C._jit_pass_erase_shape_information(graph)  # a trace's sizes must not become constants
+    return graph
+
+
+def fold_script(graph: Any) -> None:
+    """Fold constants that are not tensors, drop dead branches and dead nodes, in place."""
+    for _ in range(2):  # the second round sees the branches that the first one opened
+        torch._C._jit_pass_constant_propagation_immutable_types(graph)
+        torch._C._jit_pass_peephole(graph, True)  # True: nothing that depends on shapes
+        torch._C._jit_pass_dce(graph)
+
+
+def script_attribute(module: Any, name: str) -> Any:
+    """An attribute of a ScriptModule, even one that a Python property of the same name hides."""
+    return getattr(module, "_c", module).getattr(name)
+
+
+def is_script_module(value: Any) -> bool:
+    """Whether an attribute is a submodule."""
+    return isinstance(value, (torch.jit.ScriptModule, torch._C.ScriptModule))
+
+
+def script_schema(script: Any) -> Any:
+    """The signature of forward; a ScriptModule's has `self` first."""
+    function = isinstance(script, torch.jit.ScriptFunction)
+    return script.schema if function else script._c._get_method("forward").schema
+
+
+def parse_schema(text: str) -> Any:
+    """The schema object of its text."""
+    return torch._C.parse_schema(text)

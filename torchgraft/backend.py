@@ -1,0 +1,84 @@
+"""The torch.compile door: `backend="torchgraft"`, or `backend=graft.backend(Config(...))`."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from torchgraft import _torch
+from torchgraft.config import Config
+from torchgraft.fx import dialect, meta
+from torchgraft.program import Program, Role, build
+
+_NUMBERS = itertools.count()
+
+
+def backend(
+    config: Config | None = None, *, on_program: Callable[[Program], object] | None = None
+) -> Callable[..., Any]:
+    """A backend for torch.compile; forward and backward both go through the pipeline.
+
+    `on_program` is called with every program as it is compiled.
+
+    >>> import torch, torchgraft as graft
+    >>> f = torch.compile(torch.sin, backend=graft.backend(graft.Config(mode="eager")))
+    >>> f(torch.zeros(2))
+    tensor([0., 0.])
+    """
+    return functools.partial(torchgraft, config=config, on_program=on_program)
+
+
+def torchgraft(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    config: Config | None = None,
+    on_program: Callable[[Program], object] | None = None,
+) -> Callable[..., Any]:
+    """What torch.compile calls. `mode` and `options` (fields of Config) come from its arguments."""
+    fields = dict(options or {})
+    if mode is not None:
+        fields["mode"] = mode
+    config = (config or Config()).replace(**fields)
+    name = f"torch.compile {next(_NUMBERS)}"
+    compiler = functools.partial(_compile, config=config, name=name, on_program=on_program)
+    aot = _torch.aot_backend(
+        forward=functools.partial(compiler, is_inference=False),
+        backward=functools.partial(compiler, is_inference=False, is_backward=True),
+        inference=compiler,
+    )
+    return aot(gm, example_inputs)
+
+
+def _compile(
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    config: Config,
+    name: str,
+    on_program: Callable[[Program], object] | None,
+    is_inference: bool = True,
+    is_backward: bool = False,
+) -> _torch.Flat:
+    gm.meta["fake_mode"] = _torch.fake_mode_of(inputs)
+    for node in gm.graph.nodes:
+        if node.op == "get_attr" and "val" not in node.meta:
+            node.meta["val"] = meta.compute(gm, node)
+    dialect.canonicalise(gm)
+    kind = "inference" if is_inference else "backward" if is_backward else "forward"
+    static = _torch.static_inputs() if not is_backward else frozenset()
+    role = Role("torch.compile", is_inference, is_backward, static)
+    program = build(gm, config, role, f"{name} {kind}")
+    if on_program is not None:
+        on_program(program)
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        return program.run(args)
+
+    return _torch.boxed(run)

@@ -1,0 +1,51 @@
+"""Regions by Inductor, torch's own code generator."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule
+
+from torchgraft import _torch
+from torchgraft.config import Config
+
+log = logging.getLogger("torchgraft")
+
+Generate = Callable[..., _torch.Flat]
+"""A code generator: `(gm, fake inputs, config, is_inference, is_backward)` gives a callable."""
+
+
+def generate(
+    gm: GraphModule, inputs: Sequence[Any], config: Config, is_inference: bool, is_backward: bool
+) -> _torch.Flat:
+    """Code for one region. `gm` is the generator's to change."""
+    options = {**_torch.mode_options(_MODES.get(config.mode, config.mode)), **config.inductor}
+    return _torch.inductor_compile(
+        gm, inputs, options=options, is_inference=is_inference, is_backward=is_backward
+    )
+
+
+_MODES = {"max-autotune": "max-autotune-no-cudagraphs"}
+
+
+def unavailable(values: Sequence[Any]) -> str | None:
+    """Why no code can be generated for these values on this machine, or None."""
+    on_cpu = any(isinstance(v, Tensor) and v.device.type == "cpu" for v in values)
+    if on_cpu and _compiler() is None:
+        return "no C++ compiler on this machine"
+    return None
+
+
+@functools.cache
+def _compiler() -> str | None:
+    found = _torch.has_compiler()
+    if found is None:
+        log.warning(
+            "torchgraft: no C++ compiler found, so CPU programs run on ATen, node by node. "
+            "Install g++ or clang++ (or set CXX) for generated code; `torchgraft doctor` checks."
+        )
+    return found

@@ -1,0 +1,220 @@
+"""Cutting a graph: what goes to the code generator, in as few pieces as dependencies allow."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from torchgraft import _torch
+from torchgraft.fx import meta
+from torchgraft.fx.dialect import is_random
+
+aten = torch.ops.aten
+
+GENERATED, KERNEL, ATEN = "generated", "kernel", "aten"
+
+# Namespaces whose operators are torch's own: Inductor lowers them or calls them as ATen would.
+_TORCH = {"aten", "prims", "prim", "inductor", "quantized_decomposed", "mkldnn", "onednn"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a node runs, and why."""
+
+    runs: str
+    reason: str = ""
+
+
+Placement = Callable[[Node], Place]
+
+
+def place(node: Node) -> Place:
+    """Where a node runs by its own nature."""
+    target = node.target
+    if target is operator.getitem and isinstance(node.args[0], Node):
+        return place(node.args[0])
+    if _torch.is_higher_order(target):
+        return Place(ATEN, f"{getattr(target, '__name__', target)} takes whole graphs")
+    namespace = getattr(target, "namespace", "aten")
+    if _torch.is_op(target) and namespace not in _TORCH:
+        return Place(KERNEL, "a custom operator, launched as itself")
+    values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
+    for value in _leaves(values):
+        if (reason := _refused(value)) is not None:
+            return Place(ATEN, reason)
+    return Place(GENERATED)
+
+
+def _leaves(values: list[Any]) -> list[Any]:
+    leaves: list[Any] = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            leaves += _leaves(list(value))
+        else:
+            leaves.append(value)
+    return leaves
+
+
+def _refused(value: Any) -> str | None:
+    """Why the code generator does not take a value, or None."""
+    if _torch.has_unbacked(value):
+        return "its size depends on data"
+    if isinstance(value, GraphModule):
+        return "it takes a whole graph"
+    if not isinstance(value, Tensor):
+        return None
+    if value.dtype.is_complex:
+        return "complex numbers"
+    if value.is_quantized or value.layout != torch.strided:
+        return f"{value.layout if not value.is_quantized else value.dtype} tensors"
+    if value.device.type == "meta":
+        return "meta tensors"
+    return None
+
+
+@dataclasses.dataclass
+class Unit:
+    """Nodes launched together: a region for the generator, or one call."""
+
+    name: str
+    place: Place
+    nodes: list[Node]
+
+
+def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
+    """The graph as units, in an order that respects every dependency.
+
+    A node's level counts the changes of side (generated or not) on the way to it; nodes of one
+    level on the generated side make one region. So an opaque call splits only what really lies
+    before it from what really lies after it.
+    """
+    places: dict[Node, Place] = {}
+    levels: dict[Node, int] = {}
+    written: list[Node] = []
+    floor = {True: 0, False: 0}
+    for node in gm.graph.nodes:
+        if node.op != "call_function":
+            continue
+        places[node] = here = placement(node)
+        if node.target is aten.copy_.default:
+            written.append(node)
+            continue
+        side = here.runs == GENERATED
+        level = floor[side]
+        for used in node.all_input_nodes:
+            if used in levels:
+                same = side == (places[used].runs == GENERATED)
+                level = max(level, levels[used] + (not same))
+        if _is_barrier(node):
+            level = max([level, *levels.values()])
+            floor = {side: level, not side: level + 1}
+        levels[node] = level
+    _place_writes(written, places, levels)
+    return _units(places, levels)
+
+
+def _is_barrier(node: Node) -> bool:
+    """Whether the order of a call against all others must be kept."""
+    return not is_random(node) and node.is_impure()
+
+
+def _place_writes(
+    written: list[Node], places: dict[Node, Place], levels: dict[Node, int]
+) -> None:
+    """Writes to inputs come after everything that may still read the old values."""
+    last = max(levels.values(), default=0)
+    busy = any(level == last and places[n].runs != GENERATED for n, level in levels.items())
+    for node in written:
+        levels[node] = last + (busy or places[node].runs != GENERATED)
+
+
+def _units(places: dict[Node, Place], levels: dict[Node, int]) -> list[Unit]:
+    by_level: dict[int, list[Node]] = {}
+    for node, level in levels.items():
+        by_level.setdefault(level, []).append(node)
+    units: list[Unit] = []
+    for level in sorted(by_level):
+        generated = [n for n in by_level[level] if places[n].runs == GENERATED]
+        if generated:
+            name = f"region{sum(u.place.runs == GENERATED for u in units)}"
+            units.append(Unit(name, Place(GENERATED), generated))
+        for node in by_level[level]:
+            if places[node].runs == GENERATED:
+                continue
+            if node.target is operator.getitem and node.args[0] in levels:
+                continue  # part of its producer's launch
+            units.append(Unit(node.name, places[node], [node]))
+    return units
+
+
+def extract(gm: GraphModule, unit: Unit) -> tuple[GraphModule, list[Node], list[Node]]:
+    """A region as a graph of its own, with its inputs and outputs among the outer nodes.
+
+    Constants stay constants. Symbols that the region's sizes mention are made inputs where no
+    input's size gives them.
+    """
+    inside = set(unit.nodes)
+    inputs: dict[Node, None] = {}
+    for node in unit.nodes:
+        for used in node.all_input_nodes:
+            if used not in inside and used.op != "get_attr":
+                inputs[used] = None
+    for node in _missing_symbols(gm, unit, list(inputs)):
+        inputs[node] = None
+    outputs = [n for n in unit.nodes if any(user not in inside for user in n.users)]
+    graph, root = Graph(), torch.nn.Module()
+    env: dict[Node, Node] = {}
+    for node in inputs:
+        env[node] = graph.placeholder(node.name)
+        env[node].meta = dict(node.meta)
+    for node in unit.nodes:
+        for used in node.all_input_nodes:
+            if used.op == "get_attr" and used not in env:
+                name = f"constant{len(env)}"
+                setattr(root, name, meta.attribute(gm, str(used.target)))
+                env[used] = graph.create_node("get_attr", name)
+                env[used].meta = dict(used.meta)
+        env[node] = graph.node_copy(node, env.__getitem__)
+    graph.output(tuple(env[n] for n in outputs))
+    return GraphModule(root, graph), list(inputs), outputs
+
+
+def _missing_symbols(gm: GraphModule, unit: Unit, inputs: list[Node]) -> list[Node]:
+    needed = {s for n in [*unit.nodes, *inputs] for v in _leaves([n.meta.get("val")])
+              for s in _torch.symbols_of(v)}
+    given = {_torch.expression(size) for n in inputs for size in _direct(n.meta.get("val"))}
+    missing = {s for s in needed if s not in given}
+    return [_provider(gm, s) for s in sorted(missing, key=str)] if missing else []
+
+
+def _direct(value: Any) -> list[Any]:
+    if isinstance(value, Tensor):
+        return list(value.shape)
+    return [value] if isinstance(value, torch.SymInt) else []
+
+
+def _provider(gm: GraphModule, symbol: Any) -> Node:
+    """The node that gives a symbol's value: an input that is it, or a size of an input.
+
+    A size node made here is marked `meta["provider"]`; it belongs to no unit and runs first.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" or node.meta.get("provider"):
+            if isinstance(value, torch.SymInt) and _torch.expression(value) == symbol:
+                return node
+    for node in placeholders:
+        for dim, size in enumerate(_direct(node.meta.get("val"))):
+            if _torch.expression(size) == symbol:
+                with gm.graph.inserting_after(placeholders[-1]):
+                    made = gm.graph.call_function(aten.sym_size.int, (node, dim))
+                made.meta = {"val": size, "provider": True}
+                return made
+    raise AssertionError(f"no input gives {symbol}")

@@ -1,0 +1,288 @@
+"""`graft.compile`: any program, ahead of time, as a `Compiled` object."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from torchgraft import _torch
+from torchgraft.backend import backend
+from torchgraft.config import Config
+from torchgraft.errors import BadValue, NotYet, WeightMismatch
+from torchgraft.fx import edit, meta, script
+from torchgraft.fx.capture import Capture, capture, from_exported
+from torchgraft.fx.load import load
+from torchgraft.inputs import Declared, Signature, checked, declare
+from torchgraft.plan import Plan
+from torchgraft.program import Program, Role, build
+from torchgraft.report import Report
+from torchgraft.run import call as calls
+
+
+def compile(
+    model: Any,
+    inputs: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    config: Config | None = None,
+    **fields: Any,
+) -> Compiled:
+    """Compile a program for declared inputs, ahead of time.
+
+    `model` is an `nn.Module`, a function, a `ScriptModule`, an `ExportedProgram`, a `GraphModule`,
+    or the path of a `.pt` (TorchScript) or `.pt2` file. `inputs` are its positional arguments
+    (tensors, `graft.Input`, nested containers), `kwargs` the named ones; an ExportedProgram has
+    its own. More keywords are fields of `Config`: `graft.compile(m, (x,), mode="eager")`.
+
+    Weights are copied and frozen unless `freeze=False`; `load_state_dict` gives new ones.
+
+    >>> import torch, torchgraft as graft
+    >>> compiled = graft.compile(torch.nn.ReLU(), (torch.ones(3),), mode="eager")
+    >>> compiled(torch.tensor([-1.0, 0.0, 2.0]))
+    tensor([0., 0., 2.])
+    >>> compiled(torch.ones(4))
+    Traceback (most recent call last):
+    ...
+    torchgraft.errors.InputMismatch: input 'input': declared size 3 in dim 0, got 4 (shape (4,)).
+    ...
+    """
+    config = (config or Config()).replace(**fields)
+    if isinstance(model, (str, os.PathLike)):
+        model = load(model)
+    name = _name(model)
+    if isinstance(model, ExportedProgram):
+        return Compiled(name, "export", [from_exported(model, freeze=config.freeze)], config)
+    if inputs is None and kwargs is None:
+        raise BadValue("inputs", inputs, "the inputs to compile for, such as (x,)")
+    front_end, branches = "export", False
+    if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        translated = script.to_module(model)
+        front_end, model = "script", translated.module
+        branches = any(branch.on != "shape" for branch in translated.branches)
+    declared = declare(model, inputs or (), kwargs, _device_of(model))
+    if branches:
+        return Partial(name, model, declared, config, translated.branches)
+    captures = [capture(model, one, freeze=config.freeze) for one in declared]
+    return Compiled(name, front_end, captures, config)
+
+
+class Compiled:
+    """A compiled program: call it as the model. Thread-safe; records no gradients."""
+
+    def __init__(
+        self, name: str, front_end: str, captures: Sequence[Capture], config: Config
+    ) -> None:
+        self.name, self.config = name, config
+        self._front_end = front_end
+        # The graphs as captured, without weights: new weights start from here.
+        self._sources = [(copy.deepcopy(c.gm.graph), dict(c.gm.meta), c) for c in captures]
+        self._link([self._build(c.gm, c) for c in captures])
+
+    def _build(self, gm: GraphModule, source: Capture) -> Program:
+        count = len(gm.graph.find_nodes(op="placeholder"))
+        static = frozenset(range(count - len(source.states), count))
+        program = build(gm, self.config, Role(self._front_end, static=static), self.name)
+        if source.weights:
+            program.report.notes.append(
+                f"{len(source.weights)} weights are frozen: later changes to the module are not "
+                f"seen; compiled.load_state_dict takes new ones, freeze=False keeps reading them"
+            )
+        return program
+
+    def _link(self, programs: list[Program]) -> None:
+        self._programs = programs
+        bound = [
+            calls.Call(_guarded(source, gm_meta), program.run, list(source.states.values()))
+            for (_, gm_meta, source), program in zip(self._sources, programs, strict=True)
+        ]
+        self._call = calls.make(bound)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    @property
+    def forward(self) -> Any:
+        """The call itself, for code that says `model.forward(x)`."""
+        return self._call
+
+    @property
+    def graph(self) -> edit.Graph:
+        """The graph that runs, after every pass (of the first gear where there are several)."""
+        program = self._programs[0]
+        return edit.Graph(program.gm, meta.inputs_of(program.gm), self.config)
+
+    @property
+    def plan(self) -> Plan:
+        """What runs, step by step; `print(compiled.plan)`."""
+        return self._programs[0].plan
+
+    @property
+    def report(self) -> Report:
+        """What was done and why (of the first gear); `print(compiled.report)`."""
+        return self._programs[0].report
+
+    @property
+    def reports(self) -> list[Report]:
+        """One report per gear (or piece)."""
+        return [program.report for program in self._programs]
+
+    def explain(self) -> str:
+        """Everything about this program as one text: inputs, report, graph, plan."""
+        parts = []
+        for (_, _, source), program in zip(self._sources, self._programs, strict=True):
+            parts += ["inputs:", *(f"  {s.name}: {s}" for s in source.signature.specs)]
+            parts.append(_explain(program))
+        return "\n".join(parts)
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Use new weights from the next call on; all of them, or nothing changes.
+
+        Frozen weights are folded into the code, so this compiles again where there are any; the
+        generator's cache makes that much cheaper than the first time.
+        """
+        for _, _, source in self._sources:
+            held = {name: weight.value for name, weight in source.weights.items()}
+            _check_weights({**held, **source.states}, state_dict)
+        for _, _, source in self._sources:
+            with torch.no_grad():
+                for name, state in source.states.items():
+                    state.copy_(state_dict[name])
+        if not any(source.weights for _, _, source in self._sources):
+            return
+        programs = []
+        for graph, gm_meta, source in self._sources:
+            root = torch.nn.Module()
+            for attribute, constant in source.constants.items():
+                setattr(root, attribute, constant)
+            for name, weight in source.weights.items():
+                root.register_buffer(weight.attribute, state_dict[name].detach().clone())
+            gm = GraphModule(root, copy.deepcopy(graph))
+            gm.meta.update(gm_meta)
+            programs.append(self._build(gm, source))
+        self._link(programs)
+
+    def __repr__(self) -> str:
+        return f"<torchgraft.{type(self).__name__} {self.name}, mode {self.config.mode!r}>"
+
+
+class Partial(Compiled):
+    """A program with branches that stay in Python: what lies between them is compiled.
+
+    A piece is compiled when it is first run, with what it then meets; another branch or another
+    shape gets a piece of its own. Nothing is specialised that the call does not check.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: torch.nn.Module,
+        declared: Sequence[Declared],
+        config: Config,
+        branches: Sequence[script.Branch],
+    ) -> None:
+        self.name, self.config = name, config
+        self._branches, self._sources = branches, []
+        self._module = copy.deepcopy(module) if config.freeze else module
+        self._programs: list[Program] = []
+        self._signatures = [checked(one) for one in declared]
+        self._run = torch.compile(
+            self._module, backend=backend(config, on_program=self._programs.append)
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        calls.fit(self._signatures, args, kwargs)
+        with torch.no_grad(), _torch.no_autocast():
+            return self._run(*args, **kwargs)
+
+    @property
+    def forward(self) -> Any:
+        """The call itself, for code that says `model.forward(x)`."""
+        return self.__call__
+
+    def _first(self) -> Program:
+        if not self._programs:
+            raise NotYet(self.name, [f"{b.kind} on {b.on} at {b.line}" for b in self._branches])
+        return self._programs[0]
+
+    @property
+    def graph(self) -> edit.Graph:
+        """The graph of the piece that ran first."""
+        return edit.Graph(self._first().gm, meta.inputs_of(self._first().gm), self.config)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the piece that ran first."""
+        return self._first().plan
+
+    @property
+    def report(self) -> Report:
+        """The report of the piece that ran first; `reports` has them all."""
+        return self._first().report
+
+    def explain(self) -> str:
+        """The branches left in Python, and every piece compiled so far."""
+        kept = [f"in Python: {b.kind} on {b.on} at {b.line}" for b in self._branches]
+        return "\n".join([*kept, *map(_explain, self._programs)])
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Use new weights from the next call on; all of them, or nothing changes."""
+        _check_weights(self._module.state_dict(), state_dict)
+        self._module.load_state_dict(dict(state_dict))
+
+
+def _explain(program: Program) -> str:
+    graph, plan = _indent(edit.text(program.gm)), _indent(str(program.plan))
+    return f"{program.report}\ngraph:\n{graph}\nplan:\n{plan}"
+
+
+def _guarded(source: Capture, gm_meta: Mapping[str, Any]) -> Signature:
+    """The signature with what compiling assumed of the symbols."""
+    ranges = source.signature.ranges
+    if not ranges:
+        return source.signature
+    guards = tuple(
+        (expr, line)
+        for expr, line in _torch.shape_guards(gm_meta["fake_mode"])
+        if {str(s) for s in expr.free_symbols} <= ranges.keys()
+    )
+    return dataclasses.replace(source.signature, guards=guards)
+
+
+def _check_weights(held: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
+    problems = [f"missing: {name}" for name in held.keys() - new.keys()]
+    problems += [f"not in the program: {name}" for name in new.keys() - held.keys()]
+    for name in held.keys() & new.keys():
+        one, two = held[name], new[name]
+        if one.shape != two.shape or one.dtype != two.dtype:
+            problems.append(
+                f"{name}: {two.dtype} {tuple(two.shape)} for {one.dtype} {tuple(one.shape)}"
+            )
+    if problems:
+        raise WeightMismatch(sorted(problems))
+
+
+def _name(model: Any) -> str:
+    if isinstance(model, torch.jit.ScriptModule):
+        return str(getattr(model, "original_name", "ScriptModule"))
+    return getattr(model, "__name__", type(model).__name__)
+
+
+def _device_of(model: Any) -> torch.device:
+    """Where the model's weights are: what a `graft.Input` without a device means."""
+    if isinstance(model, torch.nn.Module):
+        for tensor in (*model.parameters(), *model.buffers()):
+            return tensor.device
+    return torch.device("cpu")
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+

@@ -1,0 +1,86 @@
+"""`Config`: everything a compile depends on, as one frozen value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from torchgraft.errors import BadValue, UnknownName
+
+if TYPE_CHECKING:
+    from torchgraft.passes.registry import Registry
+
+MODES = ("eager", "default", "reduce-overhead", "max-autotune")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """How to compile. Immutable; `config.replace(mode=...)` gives a changed copy.
+
+    >>> Config(mode="eager").replace(freeze=False).mode
+    'eager'
+    >>> Config(mode="fastest")
+    Traceback (most recent call last):
+    ...
+    torchgraft.errors.UnknownName: Config.mode: unknown mode 'fastest'. ...
+    """
+
+    mode: str = "default"
+    """`eager`: node by node on ATen. `default`: regions by Inductor. `reduce-overhead`: the same,
+    in one captured CUDA graph on CUDA. `max-autotune`: Inductor measures its choices, too."""
+    freeze: bool = True
+    """`graft.compile` only: copy the weights into the program and fold what depends on them alone.
+    False keeps reading the module's own tensors, so that in-place changes are seen."""
+    pre_passes: tuple[Callable[..., Any], ...] = ()
+    """Passes `fn(gm, example_inputs, config)` or `@graft.fx_pass` ones, before the built-in ones."""
+    post_passes: tuple[Callable[..., Any], ...] = ()
+    """The same, after the built-in ones."""
+    registry: Registry | None = None
+    """Where registered passes are looked up; None: the registry of the surrounding scope."""
+    inductor: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    """Options for the code generator, as `torch.compile(options=...)` takes them."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UnknownName("mode", self.mode, MODES, where="Config.mode")
+        if not isinstance(self.freeze, bool):
+            raise BadValue("Config.freeze", self.freeze, "True or False")
+        for field in ("pre_passes", "post_passes"):
+            passes = getattr(self, field)
+            if not isinstance(passes, (list, tuple)) or not all(map(callable, passes)):
+                raise BadValue(f"Config.{field}", passes, "a list of functions")
+            object.__setattr__(self, field, tuple(passes))
+        if not isinstance(self.inductor, Mapping):
+            raise BadValue("Config.inductor", self.inductor, "a mapping of Inductor options")
+        object.__setattr__(self, "inductor", MappingProxyType(_known(self.inductor)))
+
+    def replace(self, **changes: Any) -> Config:
+        """A copy with some fields changed; an unknown field raises and suggests the nearest."""
+        return Config.of({**{f: getattr(self, f) for f in FIELDS}, **changes})
+
+    @staticmethod
+    def of(fields: Mapping[str, Any]) -> Config:
+        """A Config from a plain mapping, such as `torch.compile(options=...)`."""
+        for name in fields:
+            if name not in FIELDS:
+                raise UnknownName("option", name, FIELDS, where="Config")
+        return Config(**fields)
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(Config))
+
+
+def _known(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Inductor's options by their dotted names; `a-b` is read as `a_b`, as torch.compile does."""
+    if not options:
+        return {}
+    from torchgraft import _torch
+
+    known = _torch.inductor_options()
+    result = {name.replace("-", "_"): value for name, value in options.items()}
+    for name in result:
+        if name not in known:
+            raise UnknownName("Inductor option", name, known, where="Config.inductor")
+    return result

@@ -1,0 +1,167 @@
+"""One class per mistake. Each message says where, what (with values), and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GraftError(Exception):
+    """The base of every error that torchgraft raises on purpose."""
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names) or "none"
+
+
+class UnknownName(GraftError):
+    """A name in a config, a stage, an option or a pass order that nothing answers to."""
+
+    def __init__(self, kind: str, name: object, known: Iterable[str], where: str = "") -> None:
+        self.kind, self.name, self.known = kind, name, tuple(sorted(known))
+        near = difflib.get_close_matches(str(name), self.known, n=1)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        prefix = f"{where}: " if where else ""
+        super().__init__(f"{prefix}unknown {kind} {name!r}. {hint}Known: {_list(self.known)}.")
+
+
+class BadValue(GraftError):
+    """A config field or an argument holds a value that it cannot take."""
+
+    def __init__(self, field: str, value: object, want: str) -> None:
+        self.field, self.value, self.want = field, value, want
+        super().__init__(f"{field}: expected {want}, got {value!r} ({type(value).__name__}).")
+
+
+class InputMismatch(GraftError):
+    """A call does not fit the inputs that the program was compiled for."""
+
+    def __init__(self, name: str, declared: str, got: str, fix: str) -> None:
+        self.name, self.declared, self.got, self.fix = name, declared, got, fix
+        super().__init__(f"input {name!r}: declared {declared}, got {got}.\n{fix}")
+
+
+class CannotCapture(GraftError):
+    """The program could not be turned into a graph."""
+
+    def __init__(self, program: str, why: str, line: str | None, fix: str) -> None:
+        self.program, self.why, self.line, self.fix = program, why, line, fix
+        at = f"\n  at {line}" if line else ""
+        super().__init__(f"cannot capture {program}: {why}{at}\n{fix}")
+
+
+class Specialised(GraftError):
+    """A dimension declared dynamic turned out to be fixed by the program."""
+
+    def __init__(self, name: str, dim: int, declared: str, size: object, line: str | None) -> None:
+        self.name, self.dim, self.declared, self.size, self.line = name, dim, declared, size, line
+        at = f"\n  at {line}" if line else ""
+        super().__init__(
+            f"input {name!r}, dim {dim}: declared {declared}, but the program only works for "
+            f"{size}.{at}\n"
+            f"Declare that size, use gears=[...] (one program per shape), or change the program."
+        )
+
+
+class UnsupportedFile(GraftError):
+    """A path that is not a program torchgraft can load."""
+
+    def __init__(self, path: object, why: str, fix: str) -> None:
+        self.path, self.why, self.fix = path, why, fix
+        super().__init__(f"cannot load {path}: {why}\n{fix}")
+
+
+class BadPass(GraftError):
+    """A pass that cannot be registered."""
+
+    def __init__(self, name: str, why: str, fix: str) -> None:
+        self.name, self.why, self.fix = name, why, fix
+        super().__init__(f"pass {name!r}: {why}\n{fix}")
+
+
+class PassOrder(GraftError):
+    """The before/after wishes of the passes contradict each other."""
+
+    def __init__(self, cycle: Iterable[str]) -> None:
+        self.cycle = tuple(cycle)
+        super().__init__(
+            f"passes cannot be ordered: {' -> '.join(self.cycle)}.\n"
+            f"Remove one of these before=/after= (every 'pre' pass runs before the built-in ones, "
+            f"every 'post' pass after them)."
+        )
+
+
+class PassFailed(GraftError):
+    """A pass raised; the original exception is chained."""
+
+    def __init__(self, name: str, stage: str, where: str, cause: BaseException) -> None:
+        self.name, self.stage, self.where = name, stage, where
+        super().__init__(
+            f"pass {name!r} (stage {stage!r}, {where}) raised {type(cause).__name__}: {cause}"
+        )
+
+
+class BrokenGraph(GraftError):
+    """A pass left a graph that cannot run."""
+
+    def __init__(self, name: str, node: str, why: str) -> None:
+        self.name, self.node, self.why = name, node, why
+        super().__init__(
+            f"pass {name!r} left a broken graph: node {node!r}: {why}\n"
+            f"The graph must be valid again when the pass returns; see `compiled.report` of a run "
+            f"without this pass for the graph that it is given."
+        )
+
+
+class NotFound(GraftError):
+    """A pass asked for a node that the graph does not hold (or holds several times)."""
+
+    def __init__(self, target: str, count: int, present: Iterable[str]) -> None:
+        self.target, self.count, self.present = target, count, tuple(present)
+        super().__init__(
+            f"expected exactly one {target} in the graph, found {count}. "
+            f"The graph has: {', '.join(self.present) or 'no calls'}.\n"
+            f"Use graph.all({target}) to handle any number."
+        )
+
+
+class BadPlan(GraftError):
+    """A plan that cannot run, or text that is not a plan."""
+
+    def __init__(self, where: str, why: str) -> None:
+        self.where, self.why = where, why
+        super().__init__(f"plan, {where}: {why}")
+
+
+class NotYet(GraftError):
+    """A program that is compiled piece by piece has not run, so there is nothing to show."""
+
+    def __init__(self, program: str, branches: Iterable[str]) -> None:
+        self.program, self.branches = program, tuple(branches)
+        super().__init__(
+            f"{program} has branches that stay in Python ({'; '.join(self.branches)}), so its "
+            f"pieces are compiled as they are first run.\nCall it once, then ask again."
+        )
+
+
+class WeightMismatch(GraftError):
+    """New weights do not fit the compiled program."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        lines = "\n  ".join(self.problems)
+        super().__init__(
+            f"load_state_dict: the weights do not fit the compiled program:\n  {lines}\n"
+            f"Nothing was changed."
+        )
+
+
+class UnsupportedScript(GraftError):
+    """A TorchScript program holds a node that has no Python spelling here."""
+
+    def __init__(self, kind: str, line: str, why: str) -> None:
+        self.kind, self.line, self.why = kind, line, why
+        super().__init__(
+            f"{line or 'TorchScript'}: cannot translate {kind}: {why}.\n"
+            f"Keep this module in torch, or rewrite that line and script it again."
+        )

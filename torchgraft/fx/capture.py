@@ -1,0 +1,266 @@
+"""Front ends: any program becomes one functional ATen graph with its inputs described.
+
+`nn.Module`, functions and GraphModules go through torch.export; TorchScript becomes a module first
+(`fx/script.py`), an ExportedProgram is taken as it is. torch.compile has its own door (`backend`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Graph, GraphModule, Node
+
+from torchgraft import _torch
+from torchgraft.errors import CannotCapture, Specialised
+from torchgraft.fx import dialect, meta
+from torchgraft.inputs import ConstSpec, Declared, Signature, Spec, TensorSpec
+
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass
+class Capture:
+    """A program as a graph.
+
+    Placeholders are the tensor inputs in order, then the states: tensors that the program reads
+    from the module at each call (every weight when not frozen, and buffers it writes).
+    """
+
+    gm: GraphModule
+    signature: Signature
+    states: dict[str, Tensor]  # by name in the state dict, in placeholder order
+    weights: dict[str, Weight]  # the frozen ones, by name in the state dict
+    constants: dict[str, Any]  # what else the graph's get_attr nodes name
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """A frozen weight: the attribute of the graph's module, and its type (a fake tensor)."""
+
+    attribute: str
+    value: Tensor
+
+
+def capture(model: Any, declared: Declared, *, freeze: bool) -> Capture:
+    """Export a module (or a function) for one declared call, in our dialect."""
+    module = model if isinstance(model, torch.nn.Module) else _Function(model)
+    return from_exported(_export(module, declared), freeze=freeze, declared=declared)
+
+
+class _Function(torch.nn.Module):
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = fn
+
+
+def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
+    # A range that holds 0 or 1 must not be traced as if those sizes could not occur.
+    small = any(low < 2 and low != high for r in declared.ranges if r for low, high in r)
+    oblivious = _torch.size_oblivious(small)
+    try:
+        with oblivious, torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(
+                module,
+                declared.args,
+                declared.kwargs,
+                dynamic_shapes=declared.dynamic,
+                strict=False,
+            )
+    except Exception as error:
+        raise _cannot(type(module).__name__, error) from error
+
+
+def _cannot(program: str, error: Exception) -> CannotCapture:
+    why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    trace = error.__traceback__
+    line = None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if "/torch/" not in code.co_filename and not code.co_filename.startswith("<"):
+            line = f"{code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    user = re.findall(r"\((\S+\.py):(\d+) in", str(error))
+    if user:
+        line = f"{user[-1][0]}:{user[-1][1]}"
+    fix = (
+        "Use torch.compile(model, backend='torchgraft'), which keeps such code in Python, or "
+        "write the branch with torch.cond / torch.where."
+        if "data-dependent" in str(error) or "DataDependent" in type(error).__name__
+        else "See the chained exception; torch.compile(model, backend='torchgraft') takes more "
+        "programs, because it may leave part of one in Python."
+    )
+    return CannotCapture(program, f"{type(error).__name__}: {why}", line, fix)
+
+
+def from_exported(
+    exported: ExportedProgram, *, freeze: bool, declared: Declared | None = None
+) -> Capture:
+    """An exported program as a Capture: in our dialect, weights and mutations made explicit."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        core = exported.run_decompositions(_torch.export_decompositions())
+    return _Unlift(core, freeze, declared).run()
+
+
+class _Unlift:
+    """Copies an exported graph: weights become constants or states, mutations become `copy_`."""
+
+    def __init__(
+        self, exported: ExportedProgram, freeze: bool, declared: Declared | None
+    ) -> None:
+        self.exported, self.freeze, self.declared = exported, freeze, declared
+        self.signature = exported.graph_signature
+        self.root = torch.nn.Module()
+        self.graph = Graph()
+        self.env: dict[Node, Any] = {}
+        self.states: dict[str, Tensor] = {}
+        self.weights: dict[str, Weight] = {}
+        self.constants: dict[str, Any] = {}
+        self.state_nodes: dict[str, Node] = {}
+        placeholders = [n for n in exported.graph.nodes if n.op == "placeholder"]
+        self.inputs = list(zip(placeholders, self.signature.input_specs, strict=True))
+        user = [n.name for n, s in self.inputs if s.kind is InputKind.USER_INPUT]
+        self.names = declared.names if declared is not None else tuple(user)
+        self.written = {
+            spec.target
+            for spec in self.signature.output_specs
+            if spec.kind is not OutputKind.USER_OUTPUT
+        }
+
+    def run(self) -> Capture:
+        specs = self._user_inputs()
+        self._weights()
+        for node in self.exported.graph.nodes:
+            if node.op == "call_function":
+                self.env[node] = self.graph.node_copy(node, self.env.__getitem__)
+            elif node.op == "get_attr":  # a branch of cond, while_loop, …
+                self._hold(node.target, getattr(self.exported.graph_module, node.target))
+                self.env[node] = self.graph.node_copy(node, self.env.__getitem__)
+        self.graph.output(tuple(self._outputs()))
+        gm = GraphModule(self.root, self.graph)
+        values = [n.meta.get("val") for n in self.exported.graph.nodes]
+        gm.meta["fake_mode"] = mode = _torch.fake_mode_of(
+            v for v in values if isinstance(v, Tensor)
+        )
+        for node in gm.graph.nodes:
+            if node.op == "get_attr" and "val" not in node.meta:
+                node.meta["val"] = meta.compute(gm, node)
+        dialect.canonicalise(gm)
+        if self.declared is not None:
+            _check_dynamic(specs, self.declared, gm)
+        symbols = {s for v in values for s in _torch.symbols_of(v)}
+        signature = Signature(
+            tuple(specs),
+            self.exported.call_spec.in_spec,
+            self.exported.call_spec.out_spec,
+            {str(s): _torch.symbol_range(mode, s) for s in symbols},
+        )
+        return Capture(gm, signature, self.states, self.weights, self.constants)
+
+    def _user_inputs(self) -> list[Spec]:
+        specs: list[Spec] = []
+        user = [(n, s) for n, s in self.inputs if s.kind is InputKind.USER_INPUT]
+        for name, (node, spec) in zip(self.names, user, strict=True):
+            value = node.meta.get("val")
+            if not isinstance(value, Tensor):
+                self.env[node] = value
+                specs.append(ConstSpec(name, value))
+                continue
+            self._placeholder(node)
+            sizes = tuple(_torch.expression(s) for s in value.shape)
+            static = all(isinstance(s, int) for s in sizes)
+            stride = tuple(value.stride()) if static and not value.is_contiguous() else None
+            written = spec.arg.name in self.written
+            specs.append(TensorSpec(name, sizes, value.dtype, value.device, stride, written))
+        return specs
+
+    def _weights(self) -> None:
+        for node, spec in self.inputs:
+            if spec.kind is InputKind.USER_INPUT:
+                continue
+            if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+                raise CannotCapture(
+                    "the program",
+                    f"input {node.name!r} is a {spec.kind.name.lower()}",
+                    None,
+                    "Objects and ordered side effects cannot be compiled ahead of time; use "
+                    "torch.compile(model, backend='torchgraft').",
+                )
+            name = str(spec.target)
+            tensor = self._held(name).detach()
+            constant = spec.kind is InputKind.CONSTANT_TENSOR
+            if name in self.written or not (self.freeze or constant):
+                self.state_nodes[name] = self._placeholder(node)
+                self.states[name] = tensor
+                continue
+            if constant:
+                attribute = f"_constant_{node.name}"
+                self._hold(attribute, tensor)
+            else:
+                attribute = f"_weight{len(self.weights)}"
+                self.root.register_buffer(attribute, tensor.clone())
+                self.weights[name] = Weight(attribute, node.meta["val"])
+            copied = self.graph.create_node("get_attr", attribute, name=node.name)
+            copied.meta = {"val": node.meta["val"], **({} if constant else {"weight": name})}
+            self.env[node] = copied
+
+    def _hold(self, attribute: str, value: Any) -> None:
+        self.constants[attribute] = value
+        if isinstance(value, Tensor):
+            self.root.register_buffer(attribute, value)
+        else:
+            setattr(self.root, attribute, value)
+
+    def _held(self, name: str) -> Tensor:
+        held = self.exported.state_dict.get(name)
+        return held if held is not None else self.exported.constants[name]
+
+    def _placeholder(self, node: Node) -> Node:
+        copied = self.graph.node_copy(node, self.env.__getitem__)
+        self.env[node] = copied
+        return copied
+
+    def _outputs(self) -> Iterator[Any]:
+        """The user's outputs; what was computed for written inputs is copied into them."""
+        *_, output = self.exported.graph.nodes
+        by_name = {n.name: self.env[n] for n, _ in self.inputs}
+        written: dict[Node, Node] = {}
+        for value, spec in zip(output.args[0], self.signature.output_specs, strict=True):
+            if spec.kind is OutputKind.USER_OUTPUT:
+                continue
+            target = self.state_nodes.get(str(spec.target)) or by_name[str(spec.target)]
+            source = self.env[value]
+            copy = self.graph.call_function(aten.copy_.default, (target, source))
+            copy.meta["val"] = target.meta["val"]
+            written[source] = target
+        for value, spec in zip(output.args[0], self.signature.output_specs, strict=True):
+            if spec.kind is OutputKind.USER_OUTPUT:
+                result = self.env[value] if isinstance(value, Node) else value
+                yield written.get(result, result) if isinstance(result, Node) else result
+
+
+def _check_dynamic(specs: list[Spec], declared: Declared, gm: GraphModule) -> None:
+    for spec, ranges in zip(specs, declared.ranges, strict=True):
+        if ranges is None or not isinstance(spec, TensorSpec):
+            continue
+        for dim, (size, (low, high)) in enumerate(zip(spec.shape, ranges, strict=True)):
+            if low != high and isinstance(size, int):
+                wanted = f"{low} to {'any' if high is None else high}"
+                raise Specialised(spec.name, dim, wanted, size, _blame(gm, size))
+
+
+def _blame(gm: GraphModule, size: int) -> str | None:
+    """The first line whose assumption fixed a symbol to this size."""
+    for condition, line in _torch.shape_guards(gm.meta["fake_mode"]):
+        if str(size) in str(condition):
+            return line
+    return None

@@ -1,0 +1,169 @@
+"""The one dialect: functional core ATen, spelled one way whichever front end a graph came from.
+
+Decomposition (which operators there are) is torch's core ATen set, less what Inductor declines to
+decompose. Spelling (how a call is written) is done here: no aliases, one overload for tensor-scalar
+arithmetic, scalars as numbers, arguments by position with defaults left out.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from torchgraft import _torch
+from torchgraft.fx import meta
+
+aten = torch.ops.aten
+
+# They give their first input back; what they did for autograd or export is over by now.
+_ALIASES = {
+    aten.alias.default,
+    aten.detach.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+    aten.lift.default,
+}
+# Checks that front ends leave behind; the declared inputs are checked by the call itself.
+_CHECKS = {aten._assert_tensor_metadata.default}
+# torch.compile writes tensor-scalar arithmetic with the .Tensor overload; so do we.
+_SCALAR_TWINS = {
+    aten.add.Scalar: aten.add.Tensor,
+    aten.sub.Scalar: aten.sub.Tensor,
+    aten.mul.Scalar: aten.mul.Tensor,
+    aten.div.Scalar: aten.div.Tensor,
+    aten.div.Scalar_mode: aten.div.Tensor_mode,
+}
+# A 0-dim constant in these means the number in it, as long as the result's dtype agrees.
+_NUMBER_TAKERS = {
+    aten.add.Tensor,
+    aten.sub.Tensor,
+    aten.mul.Tensor,
+    aten.div.Tensor,
+    aten.div.Tensor_mode,
+    aten.fmod.Tensor,
+    aten.remainder.Tensor,
+}
+_SCALAR_OVERLOADS = {
+    aten.eq.Tensor: aten.eq.Scalar,
+    aten.ne.Tensor: aten.ne.Scalar,
+    aten.lt.Tensor: aten.lt.Scalar,
+    aten.le.Tensor: aten.le.Scalar,
+    aten.gt.Tensor: aten.gt.Scalar,
+    aten.ge.Tensor: aten.ge.Scalar,
+    aten.pow.Tensor_Tensor: aten.pow.Tensor_Scalar,
+}
+
+
+def canonicalise(gm: GraphModule) -> None:
+    """Respell every call in the one way, in place. Idempotent; values stay as they are."""
+    graph = gm.graph
+    before = meta.snapshot(graph)
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target in _CHECKS:
+            graph.erase_node(node)
+        elif node.target in _ALIASES:
+            _forward(node)
+        else:
+            node.target = _SCALAR_TWINS.get(node.target, node.target)
+            _scalars(gm, node)
+            node.args, node.kwargs = spell(node.target, node.args, node.kwargs)
+    _drop_unused(gm)
+    meta.refresh(gm, before, "canonicalise")
+
+
+def spell(
+    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments by position where the schema allows it, defaults at the end left out."""
+    if not _torch.is_op(target):
+        return args, dict(kwargs)
+    schema = target._schema.arguments
+    positional = [a for a in schema if not a.kwarg_only]
+    given = list(args)
+    named = dict(kwargs)
+    for argument in positional[len(given) :]:
+        if argument.name in named:
+            given.append(named.pop(argument.name))
+        elif argument.has_default_value() and any(
+            a.name in named for a in positional[len(given) + 1 :]
+        ):
+            given.append(argument.default_value)
+        else:
+            break
+    while (
+        given
+        and positional[len(given) - 1].has_default_value()
+        and _is(given[-1], positional[len(given) - 1].default_value)
+    ):
+        given.pop()
+    defaults = {a.name: a.default_value for a in schema if a.kwarg_only and a.has_default_value()}
+    kept = {k: v for k, v in named.items() if not (k in defaults and _is(v, defaults[k]))}
+    return tuple(given), kept
+
+
+def _is(value: Any, default: Any) -> bool:
+    if isinstance(value, Node) or isinstance(default, Node):
+        return False
+    return type(value) is type(default) and bool(value == default)
+
+
+def _forward(node: Node) -> None:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    node.replace_all_uses_with(source)
+    node.graph.erase_node(node)
+
+
+def _scalars(gm: GraphModule, node: Node) -> None:
+    """Write 0-dim constants as numbers where that gives the same result type."""
+    for i, arg in enumerate(node.args[:2]):
+        number = _number(gm, arg)
+        if number is None:
+            continue
+        target = node.target
+        if target in _SCALAR_OVERLOADS and i == 1:
+            target = _SCALAR_OVERLOADS[target]
+        elif target not in _NUMBER_TAKERS or i == 0:
+            continue
+        args = (*node.args[:i], number, *node.args[i + 1 :])
+        with _torch.faking(gm.meta["fake_mode"]):
+            result = target(*meta.value(args), **meta.value(node.kwargs))
+        if meta.alike(result, node.meta.get("val")):
+            node.target, node.args = target, args
+
+
+def _number(gm: GraphModule, arg: Any) -> int | float | bool | complex | None:
+    if not isinstance(arg, Node) or arg.op != "get_attr" or "weight" in arg.meta:
+        return None
+    held = meta.attribute(gm, str(arg.target))
+    if isinstance(held, Tensor) and held.ndim == 0 and held.device.type == "cpu":
+        number: int | float | bool | complex = held.item()
+        return number
+    return None
+
+
+def _drop_unused(gm: GraphModule) -> None:
+    for node in reversed(gm.graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            gm.graph.erase_node(node)
+
+
+def is_random(node: Node) -> bool:
+    """Whether a call draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def is_pure(node: Node) -> bool:
+    """Whether a call with the same inputs always gives the same value and does nothing else."""
+    if node.op != "call_function" or is_random(node):
+        return False
+    if node.target is operator.getitem or not hasattr(node.target, "_schema"):
+        return not _torch.is_higher_order(node.target)
+    return not node.target._schema.is_mutable and not node.is_impure()

@@ -1,0 +1,127 @@
+"""`graft.Graph`: what the author of a pass holds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from torchgraft.config import Config
+from torchgraft.errors import BadValue, NotFound
+from torchgraft.fx import meta
+
+
+class Graph:
+    """A graph to read and to edit in place. `graph.gm` is the `torch.fx.GraphModule` under it.
+
+    A new node gets its value (`node.meta["val"]`: shape, dtype, device) when it is made, so a
+    pass can read it at once. Nodes that nothing uses any more are removed after the pass.
+    """
+
+    def __init__(self, gm: GraphModule, example_inputs: Sequence[Any], config: Config) -> None:
+        self.gm, self.example_inputs, self.config = gm, example_inputs, config
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Every operator call, in order."""
+        return [node for node in self.gm.graph.nodes if node.op == "call_function"]
+
+    @property
+    def inputs(self) -> list[Node]:
+        return [node for node in self.gm.graph.nodes if node.op == "placeholder"]
+
+    @property
+    def outputs(self) -> list[Any]:
+        return meta.outputs_of(self.gm)
+
+    def all(self, target: Any) -> list[Node]:
+        """Every call of an overload (`aten.add.Tensor`) or of a packet's overloads (`aten.add`)."""
+        return [node for node in self.nodes if _calls(node, target)]
+
+    def one(self, target: Any) -> Node:
+        """The only call of `target`; `NotFound` when there is none or more than one."""
+        found = self.all(target)
+        if len(found) != 1:
+            present = sorted({str(node.target) for node in self.nodes})
+            raise NotFound(str(target), len(found), present)
+        return found[0]
+
+    @contextlib.contextmanager
+    def before(self, node: Node) -> Iterator[None]:
+        """Inside, `call` puts nodes just before `node`, with its source line."""
+        with self.gm.graph.inserting_before(node):
+            self._origin = node
+            try:
+                yield
+            finally:
+                del self._origin
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        """A new call of `target`: after the last of its inputs, or where `before` says."""
+        if not callable(target):
+            raise BadValue("graph.call", target, "an operator such as torch.ops.aten.mul.Tensor")
+        if (origin := getattr(self, "_origin", None)) is not None:
+            return self._make(target, args, kwargs, origin)
+        used: list[Node] = []
+        meta.torch.fx.node.map_arg((args, kwargs), used.append)
+        order = {node: i for i, node in enumerate(self.gm.graph.nodes)}
+        inputs = [node for node in order if node.op == "placeholder"]
+        last = max([*used, *inputs[-1:]], key=order.__getitem__, default=None)
+        if last is None:
+            with self.gm.graph.inserting_before(next(iter(self.gm.graph.nodes))):
+                return self._make(target, args, kwargs, None)
+        with self.gm.graph.inserting_after(last):
+            return self._make(target, args, kwargs, last)
+
+    def _make(self, target: Any, args: Any, kwargs: Any, origin: Node | None) -> Node:
+        node = self.gm.graph.call_function(target, args, kwargs)
+        if origin is not None and "stack_trace" in origin.meta:
+            node.meta["stack_trace"] = origin.meta["stack_trace"]
+        node.meta["val"] = meta.compute(self.gm, node)
+        return node
+
+    def replace(self, node: Node, value: Any) -> None:
+        """Let everything that used `node` use `value` (a node or a constant); drop `node`."""
+        if isinstance(value, Node):
+            node.replace_all_uses_with(value)
+        else:
+            for user in list(node.users):
+                user.args = meta.torch.fx.node.map_arg(
+                    user.args, lambda n: value if n is node else n
+                )
+                user.kwargs = meta.torch.fx.node.map_arg(
+                    user.kwargs, lambda n: value if n is node else n
+                )
+        self.gm.graph.erase_node(node)
+
+    def __str__(self) -> str:
+        return text(self.gm)
+
+
+def _calls(node: Node, target: Any) -> bool:
+    return node.target == target or getattr(node.target, "overloadpacket", None) == target
+
+
+def text(gm: GraphModule) -> str:
+    """The graph, a line a node: name, type, call, source line."""
+    lines = []
+    for node in gm.graph.nodes:
+        if node.op == "output":
+            lines.append(f"return {node.args[0]}")
+            continue
+        kind = meta.describe(node.meta.get("val"))
+        if node.op == "call_function":
+            parts = [repr(a) for a in node.args] + [f"{k}={v!r}" for k, v in node.kwargs.items()]
+            line = meta.source_line(node)
+            called = f"{target_name(node.target)}({', '.join(parts)})"
+            lines.append(f"{node.name}: {kind} = {called}" + (f"  # {line}" if line else ""))
+        else:
+            lines.append(f"{node.name}: {kind} = {node.op} {node.target}")
+    return "\n".join(lines)
+
+
+def target_name(target: Any) -> str:
+    """`aten.add.Tensor`, `getitem`."""
+    return str(target) if hasattr(target, "_schema") else getattr(target, "__name__", str(target))

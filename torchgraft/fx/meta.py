@@ -1,0 +1,180 @@
+"""Keeping a graph true between passes: checking it, and `meta["val"]` on every node."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from torchgraft import _torch
+from torchgraft.errors import BrokenGraph
+
+Snapshot = dict[Node, tuple[Any, Any, Any]]
+
+
+def snapshot(graph: Graph) -> Snapshot:
+    """What each node computes, to tell later which ones changed."""
+    return {node: (node.target, node.args, node.kwargs) for node in graph.nodes}
+
+
+def value(arg: Any) -> Any:
+    """An argument with each node in it replaced by its fake value."""
+    return torch.fx.node.map_arg(arg, lambda node: node.meta.get("val"))
+
+
+def compute(gm: GraphModule, node: Node) -> Any:
+    """The fake value that a node gives, from its inputs' values."""
+    mode = gm.meta["fake_mode"]
+    if node.op == "get_attr":
+        held = attribute(gm, str(node.target))
+        return _torch.fake_of(mode, held) if isinstance(held, Tensor) else held
+    assert callable(node.target)
+    with _torch.faking(mode):
+        return node.target(*value(node.args), **value(node.kwargs))
+
+
+def attribute(gm: GraphModule, path: str) -> Any:
+    """What a `get_attr` node's target names."""
+    held: Any = gm
+    for part in path.split("."):
+        held = getattr(held, part)
+    return held
+
+
+def check(gm: GraphModule, name: str, inputs: int, outputs: int) -> None:
+    """Raise `BrokenGraph` unless the graph is well formed; `name` is the pass to blame."""
+    seen: set[Node] = set()
+    ends: list[Node] = []
+    for node in gm.graph.nodes:
+        for used in node.all_input_nodes:
+            if used not in seen:
+                known = "later in the graph" if used in set(gm.graph.nodes) else "not in the graph"
+                raise BrokenGraph(name, node.name, f"it uses {used.name!r}, which is {known}")
+        if node.op == "get_attr" and not _has(gm, str(node.target)):
+            raise BrokenGraph(name, node.name, f"the module has no attribute {node.target!r}")
+        if node.op in ("call_module", "call_method"):
+            raise BrokenGraph(
+                name, node.name, f"{node.op} {node.target!r}; a graph holds operator calls only"
+            )
+        if node.op == "output":
+            ends.append(node)
+        seen.add(node)
+    count = sum(node.op == "placeholder" for node in seen)
+    if count != inputs:
+        raise BrokenGraph(name, "placeholder", f"{inputs} inputs became {count}")
+    if len(ends) != 1:
+        raise BrokenGraph(name, "output", f"there are {len(ends)} output nodes, there must be one")
+    if not isinstance(ends[0].args[0], (tuple, list)) or len(ends[0].args[0]) != outputs:
+        raise BrokenGraph(name, "output", f"it must return a tuple of {outputs} values")
+    gm.graph.lint()
+
+
+def refresh(gm: GraphModule, before: Snapshot, name: str) -> int:
+    """Recompute the values of new and changed nodes and of what depends on them; how many."""
+    changed: set[Node] = set()
+    count = 0
+    for node in gm.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        same = before.get(node) == (node.target, node.args, node.kwargs) and "val" in node.meta
+        if same and changed.isdisjoint(node.all_input_nodes):
+            continue
+        old = node.meta.get("val")
+        try:
+            node.meta["val"] = compute(gm, node)
+        except BrokenGraph:
+            raise
+        except Exception as error:
+            raise BrokenGraph(name, node.name, f"{node.format_node()}: {error}") from error
+        count += 1
+        if not alike(old, node.meta["val"]):
+            changed.add(node)
+    return count
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two fake values have the same type, shape, strides and device."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return (
+            one.dtype == other.dtype
+            and one.device == other.device
+            and one.layout == other.layout
+            and _same_sizes(one.shape, other.shape)
+            and (one.layout != torch.strided or _same_sizes(one.stride(), other.stride()))
+        )
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, _torch.SYMBOLIC) or isinstance(other, _torch.SYMBOLIC):
+        return bool(_torch.expression(one) == _torch.expression(other))
+    return type(one) is type(other) and one == other
+
+
+def _same_sizes(one: Any, other: Any) -> bool:
+    return [_torch.expression(s) for s in one] == [_torch.expression(s) for s in other]
+
+
+def _has(gm: GraphModule, path: str) -> bool:
+    try:
+        attribute(gm, path)
+    except AttributeError:
+        return False
+    return True
+
+
+def outputs_of(gm: GraphModule) -> list[Any]:
+    """The values that the graph returns: nodes and constants."""
+    output = next(iter(reversed(gm.graph.nodes)))
+    return list(output.args[0])
+
+
+def inputs_of(gm: GraphModule) -> list[Any]:
+    """The fake values of the graph's inputs."""
+    return [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+
+
+def drop_unused(gm: GraphModule) -> None:
+    """Let go of tensors that no node reads any more, such as weights that were folded."""
+    used = {str(node.target) for node in gm.graph.find_nodes(op="get_attr")}
+    for name in [*gm._buffers, *gm._parameters]:
+        if name not in used:
+            delattr(gm, name)
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def source_line(node: Node) -> str | None:
+    """`file:line` of the model code that a node comes from, where it is known: the innermost line
+    outside torch itself, if there is one."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    own = [frame for frame in frames if "/torch/" not in frame[0]] or frames
+    return f"{own[-1][0]}:{own[-1][1]}" if own else None
+
+
+def describe(value: Any) -> str:
+    """A value's type as a reader wants it: `f32[2, 3]`, `int`, `(f32[2], i64[])`."""
+    if isinstance(value, Tensor):
+        sizes = ", ".join(str(s) for s in value.shape)
+        return f"{_SHORT.get(value.dtype, str(value.dtype).removeprefix('torch.'))}[{sizes}]"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(describe, value))})"
+    return type(value).__name__
+
+
+_SHORT = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}

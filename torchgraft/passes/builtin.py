@@ -1,0 +1,166 @@
+"""The built-in passes: small, each its own function, each keeps the program's results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from torchgraft.config import Config
+from torchgraft.fx import meta
+from torchgraft.fx.dialect import is_pure
+from torchgraft.passes.spec import Pass
+
+aten = torch.ops.aten
+
+_VIEWS = {
+    aten.view.default,
+    aten.reshape.default,
+    aten.expand.default,
+    aten.permute.default,
+    aten.slice.Tensor,
+    aten.squeeze.dims,
+    aten.squeeze.dim,
+    aten.squeeze.default,
+}
+_COPIES = {aten.clone.default, aten._to_copy.default}
+_BY_ONE = {aten.mul.Tensor, aten.div.Tensor}
+
+
+def remove_noops(gm: GraphModule, example_inputs: Sequence[Any], config: Config) -> None:
+    """Drop views to the same shape, casts to the same type, copies nobody can tell, x*1, x/1."""
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
+            continue
+        source = node.args[0]
+        if not meta.alike(source.meta.get("val"), node.meta.get("val")):
+            continue
+        if (
+            node.target in _VIEWS
+            or (node.target in _COPIES and not reaches_output(node))
+            or (node.target in _BY_ONE and _is_one(node.args[1]) and not reaches_output(node))
+        ):
+            node.replace_all_uses_with(source)
+            gm.graph.erase_node(node)
+
+
+def _is_one(arg: Any) -> bool:
+    return isinstance(arg, (int, float)) and not isinstance(arg, bool) and arg == 1
+
+
+def is_view(node: Node) -> bool:
+    """Whether a call's result may share memory with an input."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return node.op == "call_function"  # getitem and the like: whatever they are given
+    return any(r.alias_info is not None for r in schema.returns) or node.target in _VIEWS
+
+
+def reaches_output(node: Node) -> bool:
+    """Whether a caller could tell this value's memory from another's: it, or a view of it, is
+    returned."""
+    return any(
+        user.op == "output" or (is_view(user) and reaches_output(user)) for user in node.users
+    )
+
+
+def dead_code(gm: GraphModule, example_inputs: Sequence[Any], config: Config) -> None:
+    """Drop calls and constants that nothing uses and that do nothing else."""
+    for node in reversed(gm.graph.nodes):
+        if not node.users and (node.op == "get_attr" or is_pure(node)):
+            gm.graph.erase_node(node)
+
+
+def common_subexpressions(
+    gm: GraphModule, example_inputs: Sequence[Any], config: Config
+) -> None:
+    """Compute once what is computed twice from the same inputs; two outputs stay two tensors."""
+    seen: dict[Any, Node] = {}
+    for node in list(gm.graph.nodes):
+        if node.op == "get_attr":
+            key: Any = node.target
+        elif is_pure(node):
+            key = _key(node)
+        else:
+            continue
+        first = seen.setdefault(key, node) if key is not None else node
+        if first is not node and not (node.op == "call_function" and reaches_output(node)):
+            node.replace_all_uses_with(first)
+            gm.graph.erase_node(node)
+
+
+def _key(node: Node) -> Any:
+    """Equal for equal calls. Types count: 1, 1.0 and True are different arguments."""
+
+    def freeze(arg: Any) -> Any:
+        if isinstance(arg, (list, tuple)):
+            return tuple(map(freeze, arg))
+        if isinstance(arg, dict):
+            return tuple((k, freeze(v)) for k, v in arg.items())
+        if isinstance(arg, float):
+            return (float, arg.hex())
+        return arg if isinstance(arg, Node) else (type(arg), arg)
+
+    key = (node.target, freeze(node.args), freeze(node.kwargs))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def fold_constants(gm: GraphModule, example_inputs: Sequence[Any], config: Config) -> None:
+    """Compute at compile time what depends on frozen weights and constants alone."""
+    for node in list(gm.graph.nodes):
+        if not is_pure(node) or not node.all_input_nodes:
+            continue
+        if any(used.op != "get_attr" for used in node.all_input_nodes):
+            continue
+        held = {n: meta.attribute(gm, str(n.target)) for n in node.all_input_nodes}
+        if not all(isinstance(t, Tensor) for t in held.values()) or _grows(node, held.values()):
+            continue
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), held.__getitem__)
+        assert callable(node.target)
+        with torch.no_grad():
+            result = node.target(*args, **kwargs)
+        if isinstance(result, Tensor):
+            _to_constant(gm, node, result)
+
+
+def _grows(node: Node, inputs: Any) -> bool:
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return True
+    return value.numel() * value.element_size() > 2 * sum(t.numel() * t.element_size() for t in inputs)
+
+
+def _to_constant(gm: GraphModule, node: Node, value: Tensor) -> None:
+    name = f"_folded_{node.name}"
+    gm.register_buffer(name, value, persistent=False)
+    with gm.graph.inserting_before(node):
+        constant = gm.graph.create_node("get_attr", name)
+    constant.meta = {**node.meta, "weight": name}
+    node.replace_all_uses_with(constant)
+    gm.graph.erase_node(node)
+
+
+def view_to_reshape(gm: GraphModule, example_inputs: Sequence[Any], config: Config) -> None:
+    """Let a view copy where strides forbid viewing: later passes may change strides."""
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and node.target is aten.view.default:
+            node.target = aten.reshape.default
+
+
+BUILTIN = tuple(
+    Pass(fn.__name__, "built-in", fn)
+    for fn in (
+        remove_noops,
+        dead_code,
+        common_subexpressions,
+        fold_constants,
+        view_to_reshape,
+    )
+)

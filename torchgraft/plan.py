@@ -1,0 +1,265 @@
+"""`Plan`: what runs. Steps over named streams and numbered buffers; prints as text, parses back.
+
+A plan names its kernels and constants, it does not hold them, so its text is all of it. The text
+is a Python function of four verbs (`launch`, `record`, `wait`, `free`) and reads as one.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torchgraft.errors import BadPlan
+
+MAIN = "main"
+"""The stream of the caller."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A value of the plan, by number: a tensor, or a size."""
+
+    index: int
+
+    def __repr__(self) -> str:
+        return f"b{self.index}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """Run a kernel. With `unpack` its result is a sequence, of which each output is a part;
+    an output of None is not used."""
+
+    kernel: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outputs: tuple[Buffer | None, ...]
+    unpack: bool = False
+    stream: str = MAIN
+
+    def __str__(self) -> str:
+        names = ["_" if out is None else repr(out) for out in self.outputs]
+        left = f"{', '.join(names)}{',' * (self.unpack and len(names) == 1)} = " if names else ""
+        parts = [repr(self.stream), repr(self.kernel), *map(literal, self.args)]
+        parts += [f"{key}={literal(arg)}" for key, arg in self.kwargs]
+        return f"{left}launch({', '.join(parts)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """Mark the point that a stream has reached."""
+
+    event: str
+    stream: str = MAIN
+
+    def __str__(self) -> str:
+        return f"record({self.stream!r}, {self.event!r})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """Hold a stream until a recorded point is reached."""
+
+    event: str
+    stream: str = MAIN
+
+    def __str__(self) -> str:
+        return f"wait({self.stream!r}, {self.event!r})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Free:
+    """The last use of a buffer on a stream is over."""
+
+    buffer: Buffer
+    stream: str = MAIN
+
+    def __str__(self) -> str:
+        return f"free({self.stream!r}, {self.buffer!r})"
+
+
+PlanStep = Launch | Record | Wait | Free
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Steps in launch order. `inputs` are given by the caller, `constants` by the program."""
+
+    inputs: tuple[Buffer, ...]
+    constants: tuple[tuple[Buffer, str], ...]
+    steps: tuple[PlanStep, ...]
+    outputs: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        self.verify()
+
+    @property
+    def launches(self) -> list[Launch]:
+        return [step for step in self.steps if isinstance(step, Launch)]
+
+    def verify(self) -> None:
+        """Raise `BadPlan` unless every buffer is written once, before its uses, freed at most once
+        and after them, and every event is recorded before it is waited for."""
+        live = set(self.inputs) | {buffer for buffer, _ in self.constants}
+        made, events = set(live), set[str]()
+        for number, step in enumerate(self.steps):
+            where = f"step {number} ({step})"
+            if isinstance(step, Launch):
+                for used in buffers((step.args, dict(step.kwargs))):
+                    if used not in live:
+                        what = "freed before" if used in made else "never written"
+                        raise BadPlan(where, f"{used} is used but was {what}")
+                for out in step.outputs:
+                    if out is not None and out in made:
+                        raise BadPlan(where, f"{out} is written twice")
+                fresh = {out for out in step.outputs if out is not None}
+                live |= fresh
+                made |= fresh
+            elif isinstance(step, Free):
+                if step.buffer not in live:
+                    raise BadPlan(where, f"{step.buffer} is freed but is not alive")
+                live.discard(step.buffer)
+            elif isinstance(step, Record):
+                events.add(step.event)
+            elif step.event not in events:
+                raise BadPlan(where, f"event {step.event!r} is waited for before it is recorded")
+        for used in buffers(self.outputs):
+            if used not in live:
+                raise BadPlan("return", f"{used} is returned but is not alive")
+
+    def __str__(self) -> str:
+        lines = [f"def plan({', '.join(map(repr, self.inputs))}):"]
+        lines += [f"    {buffer} = constant({name!r})" for buffer, name in self.constants]
+        lines += [f"    {step}" for step in self.steps]
+        return "\n".join([*lines, f"    return {literal(self.outputs)}"])
+
+    @staticmethod
+    def parse(text: str) -> Plan:
+        """The plan of a text that `str(plan)` gave. Nothing in the text is run."""
+        try:
+            [function] = ast.parse(text).body
+        except (SyntaxError, ValueError) as error:
+            raise BadPlan("text", f"not a plan: {error}") from None
+        if not isinstance(function, ast.FunctionDef):
+            raise BadPlan("line 1", "expected `def plan(...):`")
+        inputs = tuple(_buffer(arg, arg.arg) for arg in function.args.args)
+        constants: list[tuple[Buffer, str]] = []
+        steps: list[PlanStep] = []
+        outputs: tuple[Any, ...] | None = None
+        for line in function.body:
+            if isinstance(line, ast.Return):
+                outputs = tuple(_value(line.value))
+                continue
+            step = _step(line)
+            if isinstance(step, tuple):
+                constants.append(step)
+            else:
+                steps.append(step)
+        if outputs is None:
+            raise BadPlan("text", "there is no return")
+        return Plan(inputs, tuple(constants), tuple(steps), outputs)
+
+
+def buffers(tree: Any) -> Iterator[Buffer]:
+    """Every buffer in nested lists, tuples and dicts."""
+    if isinstance(tree, Buffer):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from buffers(item)
+    elif isinstance(tree, dict):
+        yield from buffers(list(tree.values()))
+
+
+# --- Text ---
+
+_OBJECTS = (torch.dtype, torch.layout, torch.memory_format)
+
+
+def literal(value: Any) -> str:
+    """A constant or a tree of buffers as the text that `Plan.parse` reads back."""
+    if isinstance(value, (tuple, list)):
+        inner = ", ".join(map(literal, value))
+        if isinstance(value, list):
+            return f"[{inner}]"
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if isinstance(value, torch.device):
+        return f"device({str(value)!r})"
+    if isinstance(value, float):
+        return repr(value) if value - value == 0 else f"float({str(value)!r})"
+    if isinstance(value, complex):
+        return f"complex({str(value)!r})"
+    if isinstance(value, (*_OBJECTS, Buffer, bool, int, str, type(None))):
+        return repr(value)
+    raise BadPlan("text", f"no text form for {value!r} ({type(value).__name__})")
+
+
+_CALLS = {"device": torch.device, "float": float, "complex": complex}
+
+
+def _value(node: ast.AST | None) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.List):
+        return [_value(item) for item in node.elts]
+    if isinstance(node, ast.Tuple):
+        return tuple(_value(item) for item in node.elts)
+    if isinstance(node, ast.Name):
+        return _buffer(node, node.id)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand)
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        found = getattr(torch, node.attr, None) if node.value.id == "torch" else None
+        if isinstance(found, _OBJECTS):
+            return found
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1:
+        argument = _value(node.args[0])
+        if node.func.id in _CALLS and isinstance(argument, str):
+            try:
+                return _CALLS[node.func.id](argument)
+            except (ValueError, RuntimeError) as error:
+                raise BadPlan(_line(node), str(error)) from None
+    raise BadPlan(_line(node), f"not a value: {ast.unparse(node) if node else 'nothing'}")
+
+
+def _step(line: ast.stmt) -> PlanStep | tuple[Buffer, str]:
+    names: list[ast.expr] = []
+    unpack = False
+    if isinstance(line, ast.Assign) and len(line.targets) == 1:
+        [target] = line.targets
+        unpack = isinstance(target, ast.Tuple)
+        names = target.elts if isinstance(target, ast.Tuple) else [target]
+    call = line.value if isinstance(line, (ast.Assign, ast.Expr)) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise BadPlan(_line(line), f"not a step: {ast.unparse(line)}")
+    outputs = tuple(
+        None if isinstance(name, ast.Name) and name.id == "_" else _value(name) for name in names
+    )
+    args = [_value(arg) for arg in call.args]
+    verb, strings = call.func.id, [a for a in args if isinstance(a, str)]
+    if verb == "constant" and len(outputs) == len(args) == len(strings) == 1 and outputs[0]:
+        return outputs[0], strings[0]
+    if verb == "launch" and len(args) >= 2 and args[:2] == strings[:2]:
+        kwargs = tuple((str(k.arg), _value(k.value)) for k in call.keywords)
+        return Launch(args[1], tuple(args[2:]), kwargs, outputs, unpack, args[0])
+    if verb == "record" and len(args) == len(strings) == 2:
+        return Record(args[1], args[0])
+    if verb == "wait" and len(args) == len(strings) == 2:
+        return Wait(args[1], args[0])
+    if verb == "free" and len(args) == 2 and isinstance(args[1], Buffer):
+        return Free(args[1], args[0])
+    raise BadPlan(_line(line), f"not a step: {ast.unparse(line)}")
+
+
+def _buffer(node: ast.AST, name: str) -> Buffer:
+    if name[:1] == "b" and name[1:].isdecimal():
+        return Buffer(int(name[1:]))
+    raise BadPlan(_line(node), f"{name!r} is not a buffer (b0, b1, ...)")
+
+
+def _line(node: ast.AST | None) -> str:
+    return f"line {getattr(node, 'lineno', 1)}"

@@ -1,0 +1,119 @@
+"""What a compile did, as data and as text: every pass, every node, where it runs and why."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+import weakref
+from collections.abc import Sequence
+
+RECENT = 64
+"""How many programs `reports()` remembers at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One pass: what it cost and how many nodes it added, removed and changed."""
+
+    name: str
+    stage: str
+    seconds: float
+    added: int
+    removed: int
+    changed: int
+    nodes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """One node of the final graph: where it runs, and why there."""
+
+    node: str
+    op: str
+    runs: str  # "generated", "kernel" (a custom operator's own) or "aten"
+    region: str
+    reason: str
+    line: str | None
+
+
+@dataclasses.dataclass
+class Report:
+    """What happened to one graph. `str(report)` is the text for people."""
+
+    name: str
+    front_end: str
+    mode: str
+    device: str = "cpu"
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    nodes: list[Placed] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def compiled(self) -> list[Placed]:
+        """Nodes that run as generated code or as a custom operator's own kernel."""
+        return [node for node in self.nodes if node.runs != "aten"]
+
+    @property
+    def fallbacks(self) -> list[Placed]:
+        """Nodes that run on ATen, each with its reason."""
+        return [node for node in self.nodes if node.runs == "aten"]
+
+    @property
+    def regions(self) -> list[str]:
+        """The regions handed to the code generator."""
+        names = (node.region for node in self.nodes if node.runs == "generated")
+        return list(dict.fromkeys(names))
+
+    @property
+    def coverage(self) -> float:
+        """The share of nodes that were compiled; 0 when nothing was."""
+        return len(self.compiled) / len(self.nodes) if self.nodes else 0.0
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.name} ({self.front_end}, mode {self.mode}, {self.device}): "
+            f"{len(self.nodes)} nodes, {len(self.compiled)} compiled in "
+            f"{len(self.regions)} region{'s' * (len(self.regions) != 1)}, "
+            f"{len(self.fallbacks)} on ATen"
+        ]
+        lines += [f"  {part}: {took:.3f} s" for part, took in self.seconds.items()]
+        for step in self.steps:
+            if step.added or step.removed or step.changed:
+                lines.append(
+                    f"  {step.stage} pass {step.name}: +{step.added} -{step.removed} "
+                    f"~{step.changed} -> {step.nodes} nodes"
+                )
+        reasons = collections.Counter(
+            (node.op, node.reason) for node in self.nodes if node.runs != "generated"
+        )
+        for (op, reason), count in reasons.most_common():
+            lines.append(f"  {count} x {op}: {reason}")
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+_LOCK = threading.Lock()
+_RECENT: collections.deque[weakref.ref[Report]] = collections.deque(maxlen=RECENT)
+
+
+def remember(report: Report) -> None:
+    """Let `reports()` find this one for as long as its program lives."""
+    with _LOCK:
+        _RECENT.append(weakref.ref(report))
+
+
+def reports() -> Sequence[Report]:
+    """Reports of the most recent programs that are still alive, oldest first; those compiled
+    behind `torch.compile` are here, too.
+
+    >>> import torch, torchgraft as graft
+    >>> f = torch.compile(lambda x: x + 1, backend="torchgraft", mode="eager")
+    >>> _ = f(torch.ones(2))
+    >>> [node.op for node in graft.reports()[-1].nodes]
+    ['aten.add.Tensor']
+    """
+    with _LOCK:
+        found = [ref() for ref in _RECENT]
+    return [report for report in found if report is not None]
