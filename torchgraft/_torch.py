@@ -125,8 +125,10 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def expression(number: Any) -> Any:
-    """The sympy expression of a symbolic number (an int stays one)."""
-    return number.node.expr if isinstance(number, SYMBOLIC) else number
+    """The sympy expression of a symbolic number; an int where it is known to be one."""
+    if not isinstance(number, SYMBOLIC):
+        return number
+    return int(number.node.expr) if number.node.expr.is_Integer else number.node.expr
 
 
 def shape_guards(mode: Any) -> list[tuple[Any, str]]:
@@ -211,7 +213,10 @@ def is_higher_order(target: Any) -> bool:
 
 
 def aot_backend(
-    forward: Callable[..., Any], backward: Callable[..., Any], inference: Callable[..., Any]
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    inference: Callable[..., Any],
+    decompositions: Mapping[Any, Callable[..., Any]],
 ) -> Callable[..., Any]:
     """A torch.compile backend from compilers of functional ATen graphs."""
     from torch._dynamo.backends.common import aot_autograd
@@ -221,7 +226,7 @@ def aot_backend(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        decompositions=core_decompositions(),
+        decompositions=dict(decompositions),
         partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="inductor"),
         keep_inference_input_mutations=True,
     )
@@ -240,6 +245,15 @@ def static_inputs() -> frozenset[int]:
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     return frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """One compile at a time: tracing swaps a module's tensors and patches torch while it runs."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    with compile_lock:
+        yield
 
 
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
@@ -301,14 +315,13 @@ def inductor_compile(
     would run AOTAutograd a second time and leave its wrapper in every call (5 µs against 1).
     """
     from torch._guards import TracingContext, tracing
-    from torch._dynamo.convert_frame import compile_lock
     from torch._inductor import compile_fx, config
     from torch._inductor.utils import BoxedBool
 
     mode = fake_mode_of(inputs)
     frozen = is_inference and any("weight" in node.meta for node in gm.graph.nodes)
     settings = {"freezing": True, "freezing_discard_parameters": False} if frozen else {}
-    with compile_lock, config.patch({**settings, **options}), tracing(TracingContext(mode)):
+    with config.patch({**settings, **options}), tracing(TracingContext(mode)):
         gm = retrace(gm, inputs, inductor_decompositions())
         if is_inference:
             gm = _joint_passes(gm, inputs)

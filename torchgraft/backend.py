@@ -52,6 +52,7 @@ def torchgraft(
         forward=functools.partial(compiler, is_inference=False),
         backward=functools.partial(compiler, is_inference=False, is_backward=True),
         inference=compiler,
+        decompositions=dialect.decompositions(),
     )
     return aot(gm, example_inputs)
 

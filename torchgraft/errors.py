@@ -53,12 +53,11 @@ class CannotCapture(GraftError):
 class Specialised(GraftError):
     """A dimension declared dynamic turned out to be fixed by the program."""
 
-    def __init__(self, name: str, dim: int, declared: str, size: object, line: str | None) -> None:
-        self.name, self.dim, self.declared, self.size, self.line = name, dim, declared, size, line
-        at = f"\n  at {line}" if line else ""
+    def __init__(self, name: str, dim: int, declared: str, size: str) -> None:
+        self.name, self.dim, self.declared, self.size = name, dim, declared, size
         super().__init__(
-            f"input {name!r}, dim {dim}: declared {declared}, but the program only works for "
-            f"{size}.{at}\n"
+            f"input {name!r}, dim {dim}: declared {declared}, but the program as it was traced "
+            f"only works for {size} (it branches on that size, or needs it to fit another one).\n"
             f"Declare that size, use gears=[...] (one program per shape), or change the program."
         )
 

@@ -49,6 +49,11 @@ class Role:
 
 def build(gm: GraphModule, config: Config, role: Role, name: str) -> Program:
     """Compile a graph in our dialect. `gm` is changed."""
+    with _torch.compiling(), _torch.size_oblivious(gm.meta.get("small_sizes", False)):
+        return _build(gm, config, role, name)
+
+
+def _build(gm: GraphModule, config: Config, role: Role, name: str) -> Program:
     report = Report(name, role.front_end, config.mode, _device(gm))
     start = time.perf_counter()
     report.steps = pipeline.run(gm, meta.inputs_of(gm), config)

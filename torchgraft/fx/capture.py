@@ -52,7 +52,12 @@ class Weight:
 def capture(model: Any, declared: Declared, *, freeze: bool) -> Capture:
     """Export a module (or a function) for one declared call, in our dialect."""
     module = model if isinstance(model, torch.nn.Module) else _Function(model)
-    return from_exported(_export(module, declared), freeze=freeze, declared=declared)
+    # A range that holds 0 or 1 must not be traced as if those sizes could not occur.
+    small = any(low < 2 and low != high for r in declared.ranges if r for low, high in r)
+    with _torch.compiling(), _torch.size_oblivious(small):
+        captured = from_exported(_export(module, declared), freeze=freeze, declared=declared)
+    captured.gm.meta["small_sizes"] = small
+    return captured
 
 
 class _Function(torch.nn.Module):
@@ -62,11 +67,8 @@ class _Function(torch.nn.Module):
 
 
 def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
-    # A range that holds 0 or 1 must not be traced as if those sizes could not occur.
-    small = any(low < 2 and low != high for r in declared.ranges if r for low, high in r)
-    oblivious = _torch.size_oblivious(small)
     try:
-        with oblivious, torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.export(
                 module,
@@ -107,7 +109,7 @@ def from_exported(
     """An exported program as a Capture: in our dialect, weights and mutations made explicit."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        core = exported.run_decompositions(_torch.export_decompositions())
+        core = exported.run_decompositions(dialect.export_decompositions())
     return _Unlift(core, freeze, declared).run()
 
 
@@ -253,14 +255,14 @@ def _check_dynamic(specs: list[Spec], declared: Declared, gm: GraphModule) -> No
         if ranges is None or not isinstance(spec, TensorSpec):
             continue
         for dim, (size, (low, high)) in enumerate(zip(spec.shape, ranges, strict=True)):
-            if low != high and isinstance(size, int):
-                wanted = f"{low} to {'any' if high is None else high}"
-                raise Specialised(spec.name, dim, wanted, size, _blame(gm, size))
+            if low == high:
+                continue
+            if isinstance(size, int):
+                raise Specialised(spec.name, dim, _span(low, high), str(size))
+            least, most = _torch.symbol_range(gm.meta["fake_mode"], size)
+            if least > low or (most is not None and (high is None or most < high)):
+                raise Specialised(spec.name, dim, _span(low, high), _span(least, most))
 
 
-def _blame(gm: GraphModule, size: int) -> str | None:
-    """The first line whose assumption fixed a symbol to this size."""
-    for condition, line in _torch.shape_guards(gm.meta["fake_mode"]):
-        if str(size) in str(condition):
-            return line
-    return None
+def _span(low: int, high: int | None) -> str:
+    return f"{low} to {'any' if high is None else high}"

@@ -59,6 +59,27 @@ _SCALAR_OVERLOADS = {
 }
 
 
+def _convolution(*args: Any) -> Tensor:
+    """TorchScript traces `_convolution`, which is `convolution` and three backend switches."""
+    result: Tensor = aten.convolution.default(*args[:9])
+    return result
+
+
+_OWN = {aten._convolution.default: _convolution}
+
+
+def decompositions() -> dict[Any, Any]:
+    """What AOTAutograd decomposes a graph by, for it to be in our dialect."""
+    return {**_torch.core_decompositions(), **_OWN}
+
+
+def export_decompositions() -> Any:
+    """The same for `ExportedProgram.run_decompositions`."""
+    table = _torch.export_decompositions()
+    table.update(_OWN)
+    return table
+
+
 def canonicalise(gm: GraphModule) -> None:
     """Respell every call in the one way, in place. Idempotent; values stay as they are."""
     graph = gm.graph
@@ -73,6 +94,7 @@ def canonicalise(gm: GraphModule) -> None:
         else:
             node.target = _SCALAR_TWINS.get(node.target, node.target)
             _scalars(gm, node)
+            _reversed_sub(node)
             node.args, node.kwargs = spell(node.target, node.args, node.kwargs)
     _drop_unused(gm)
     meta.refresh(gm, before, "canonicalise")
@@ -137,6 +159,21 @@ def _scalars(gm: GraphModule, node: Node) -> None:
             result = target(*meta.value(args), **meta.value(node.kwargs))
         if meta.alike(result, node.meta.get("val")):
             node.target, node.args = target, args
+
+
+def _reversed_sub(node: Node) -> None:
+    """`-x + 1`, which is how TorchScript writes `1 - x`, is `sub(1, x)`; bit for bit the same."""
+    if node.target is not aten.add.Tensor or len(node.args) != 2 or node.kwargs:
+        return
+    negated, number = node.args
+    if (
+        isinstance(negated, Node)
+        and negated.target is aten.neg.default
+        and len(negated.users) == 1
+        and isinstance(number, (int, float))
+    ):
+        node.target, node.args = aten.sub.Tensor, (number, negated.args[0])
+        node.graph.erase_node(negated)
 
 
 def _number(gm: GraphModule, arg: Any) -> int | float | bool | complex | None:

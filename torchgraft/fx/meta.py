@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from typing import Any
 
@@ -151,7 +152,13 @@ def source_line(node: Node) -> str | None:
     outside torch itself, if there is one."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     own = [frame for frame in frames if "/torch/" not in frame[0]] or frames
-    return f"{own[-1][0]}:{own[-1][1]}" if own else None
+    if not own:
+        return None
+    file, line = own[-1]
+    if file.startswith("<torchgraft"):  # generated from TorchScript: the comment names the source
+        comment = linecache.getline(file, int(line)).rpartition("  # ")[2].strip()
+        return comment or None
+    return f"{file}:{line}"
 
 
 def describe(value: Any) -> str:

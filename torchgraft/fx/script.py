@@ -7,7 +7,6 @@ to remove.
 
 from __future__ import annotations
 
-import builtins
 import itertools
 import keyword
 import linecache
@@ -62,7 +61,7 @@ def to_module(script: Any) -> Translated:
     `training` and other plain attributes are read now and are constants from here on. Sizes in
     a trace are computed as Python numbers, so what the trace kept dynamic stays dynamic.
 
-    >>> double = torch.jit.script(lambda x: x + x)
+    >>> double = torch.jit.trace(lambda x: x + x, torch.ones(1))
     >>> to_module(double).module(torch.ones(1))
     tensor([2.])
     """
@@ -122,13 +121,16 @@ class _Tree:
     def __init__(self, script: Any) -> None:
         self.script = script
         self.paths: dict[int, tuple[str, ...]] = {}  # of values that are modules
-        self.written: set[tuple[tuple[str, ...], str]] = set()
+        self.written: set[tuple[tuple[str, ...] | None, str]] = set()
+        self.held: set[tuple[tuple[str, ...], str]] = set()
         name = re.sub(r"\W", "_", getattr(script, "original_name", "") or "Script")
         self.root = type(name, (nn.Module,), {})() if script is not None else nn.Module()
         if script is None:
             return
         for path, module in script.named_modules(remove_duplicate=False):
-            self.at(tuple(path.split(".")) if path else ()).training = bool(module.training)
+            self.at(tuple(path.split(".")) if path else ()).training = getattr(
+                module, "training", False
+            )
         for path, tensor in script.named_parameters(remove_duplicate=False):
             if not tensor.is_leaf:  # deepcopy of a ScriptModule leaves such parameters
                 tensor = nn.Parameter(tensor.detach(), tensor.requires_grad)
@@ -143,7 +145,7 @@ class _Tree:
     @staticmethod
     def leaf(name: str) -> str:
         """The name, unless it would hide something that nn.Module needs."""
-        if hasattr(nn.Module, name) or name.startswith("__"):
+        if hasattr(nn.Module(), name) or name.startswith("__"):
             raise UnsupportedScript("attribute", "", f"the name {name!r} is taken by nn.Module")
         return name
 
@@ -188,7 +190,7 @@ class _Tree:
 
     def is_written(self, node: Node) -> bool:
         """Whether the attribute that a node reads is also assigned somewhere."""
-        return (self.paths[node.input().unique()], node.s("name")) in self.written
+        return (self.paths.get(node.input().unique()), node.s("name")) in self.written
 
     def value(self, node: Node) -> Any:
         """What a GetAttr reads now."""
@@ -199,12 +201,13 @@ class _Tree:
         """Keep an attribute that is neither parameter nor buffer; what it is."""
         module = self.at(path)
         value = _torch.script_attribute(self.original(path), name)
-        if name in module.__dict__ or hasattr(module, name):
+        if name in module._parameters or name in module._buffers or (path, name) in self.held:
             return value
+        self.held.add((path, name))
         if isinstance(value, Tensor):
             module.register_buffer(self.leaf(name), value, persistent=False)
         else:
-            setattr(module, self.leaf(name), value)
+            setattr(module, name if name == "training" else self.leaf(name), value)
         return value
 
     def find(self, tensor: Tensor) -> tuple[str, ...]:
@@ -232,6 +235,7 @@ class _Depends:
 
     def __init__(self, graph: Any, tree: _Tree) -> None:
         self.of: dict[int, frozenset[str]] = {}
+        self.tree = tree
         for value in graph.inputs():
             if value.unique() not in tree.paths:
                 plain = "Tensor" not in value.type().annotation_str
@@ -278,12 +282,14 @@ class _Depends:
 
     def plain(self, kind: str, inputs: list[Value], outputs: list[Value]) -> frozenset[str]:
         on = self(*inputs)
-        if kind in ops.METADATA and inputs and is_tensor(inputs[0]):
+        if kind in (*ops.METADATA, "aten::len") and inputs and is_tensor(inputs[0]):
             return frozenset({"shape"}) | self(*inputs[1:])
         if kind in ("aten::__is__", "aten::__isnot__", "aten::len"):
             return frozenset("argument" if o == "data" else o for o in on)
-        if kind == "prim::GetAttr":
-            return on | {"data" if is_tensor(outputs[0]) else "argument"}
+        if kind == "prim::GetAttr" and is_tensor(outputs[0]):
+            return on | {"data"}
+        if kind == "prim::GetAttr" and self.tree.is_written(outputs[0].node()):
+            return on | {"argument"}  # state, which is there before the call as arguments are
         number = kind in ("prim::NumToTensor", *ops.NUMBERS)
         if any(is_tensor(out) for out in outputs) and not number:
             return on | {"data"}
@@ -308,18 +314,26 @@ class _Emitter:
         self.names: dict[int, str] = {}  # the expression (always an atom) of each value
         self.numbers: dict[int, torch.dtype] = {}  # 0-dim tensors that are Python numbers here
         self.namespace: dict[str, Any] = dict(ops.NAMESPACE)
-        self.taken = {*self.namespace, *dir(builtins), *keyword.kwlist, "self"}
+        self.taken = {*self.namespace, *ops.BUILTINS, *keyword.kwlist}
         self.lines: list[str] = []
         self.depth = 1
         self.branches: list[Branch] = []
 
     def translate(self) -> Translated:
-        header = f"def forward({', '.join(self.signature())}):"
+        outside, inside = self.signature()
         self.nodes(self.graph)
         (result,) = self.graph.outputs()
         if not self.lines or not self.lines[-1].startswith("    raise "):
             self.emit(f"return {self.tensor(result)}")
-        source = "\n".join([header, *self.lines, ""])
+        body = "\n".join(self.lines) + "\n"
+        source = f"def forward({', '.join(['self', *outside])}):\n{body}"
+        if inside:  # an argument hides a name that the body needs
+            run = self.name("run")
+            source = (
+                f"def forward({', '.join(['self', *outside])}):\n"
+                f"    return {run}({', '.join(['self', *inside])})\n\n\n"
+                f"def {run}({', '.join(['self', *inside.values()])}):\n{body}"
+            )
         module = self.tree.root
         file = f"<torchgraft script {type(module).__name__} {next(_serial)}>"
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
@@ -328,16 +342,20 @@ class _Emitter:
         module.__class__ = type(type(module).__name__, (nn.Module,), {"forward": forward})
         return Translated(module, source, tuple(self.branches))
 
-    def signature(self) -> Iterator[str]:
-        yield "self"
+    def signature(self) -> tuple[list[str], dict[str, str]]:
+        """The parameters of forward, and what the body calls them if it cannot use their names."""
         values, arguments = list(self.graph.inputs()), list(self.schema.arguments)
         if self.tree.script is not None:
             values, arguments = values[1:], arguments[1:]
-        for value, argument in zip(values, arguments, strict=True):
-            name = self.name(argument.name)
-            self.names[value.unique()] = name
+        outside, inside = [], {}
+        for index, (value, argument) in enumerate(zip(values, arguments, strict=True)):
+            given = argument.name if is_name(argument.name) else f"argument{index}"
+            given = given if given != "self" and given not in inside else f"{given}_{index}"
+            inside[given] = self.names[value.unique()] = self.name(given)
             default = argument.has_default_value()
-            yield f"{name}={self.literal(argument.default_value)}" if default else name
+            outside.append(f"{given}={self.literal(argument.default_value)}" if default else given)
+        self.taken.update(inside)
+        return outside, inside if any(k != v for k, v in inside.items()) else {}
 
     # Names and expressions
 
@@ -507,7 +525,7 @@ class _Emitter:
         rest = [v for v in inputs if not is_tensor(v)]
         if key == "aten::div" and rest:
             key = f"aten::div.{rest[0].toIValue()}"
-        template = ops.NUMBERS.get(key)
+        template = ops.NUMBERS.get(key, "")
         known = all(v.unique() in self.numbers or scalar(v) is not None for v in tensors)
         if not template or not known or not all(map(constant, rest)):
             return False
@@ -545,7 +563,7 @@ class _Emitter:
         schema = self.overload(node)
         if kind in ("aten::add", "aten::sub") and rest and rest[0].toIValue() != 1:
             return None
-        if kind == "aten::to" and schema.overload_name not in ("dtype", "device", "dtype_layout"):
+        if any(isinstance(v.toIValue(), torch.device) and v.toIValue().type != "cpu" for v in rest):
             return None
         function = getattr(
             getattr(torch.ops.aten, schema.name[6:]), schema.overload_name or "default"
@@ -557,12 +575,12 @@ class _Emitter:
         ]
         keywords = dict(zip(names[len(positional) :], arguments[len(positional) :], strict=True))
         result = function(*positional, **keywords)
-        return result.dtype if result.device.type == "cpu" else None
+        return result.dtype if isinstance(result, Tensor) else None
 
     def operator(self, node: Node) -> None:
         """Emit a call of the exact overload."""
         schema = self.overload(node)
-        if schema is None:
+        if schema is None or node.inputsSize() != len(schema.arguments):
             raise self.refuse(node, "it is no operator, and there is no Python for it")
         space, name = schema.name.split("::")
         overload = schema.overload_name or "default"
@@ -570,7 +588,7 @@ class _Emitter:
             function = getattr(getattr(getattr(torch.ops, space), name), overload)
         except AttributeError:
             raise self.refuse(node, "no such operator is loaded") from None
-        if type(function) is not type(torch.ops.aten.add.Tensor):
+        if not isinstance(function, type(torch.ops.aten.add.Tensor)):
             raise self.refuse(node, "that is no operator")
         call = f"torch.ops.{space}.{name}.{overload}"
         if not all(p.isidentifier() and not keyword.iskeyword(p) for p in (space, name, overload)):
@@ -608,17 +626,16 @@ class _Emitter:
             if self.numbers.get(value.unique()) == torch.int64:
                 return self.ref(value)
             number = scalar(value)
-            held = value.toIValue() if constant(value) else None
-            if number is not None and (index == 1 or not isinstance(held, Tensor)):
-                if not isinstance(held, Tensor) or f"aten::{name}" in _FREES:
-                    return self.literal(number)
+            wrapped = number is not None and not isinstance(value.toIValue(), Tensor)
+            if wrapped or (number is not None and index == 1 and f"aten::{name}" in _FREES):
+                return self.literal(number)
         return self.tensor(value)
 
     def enum(self, value: Value, kind: str) -> str:
         if constant(value):
             number = value.toIValue()
             table = ops.ENUMS[kind]
-            if number is None or isinstance(number, int) and number in table:
+            if number is None or (isinstance(number, int) and number in table):
                 return str(None if number is None else table[number])
             raise self.refuse(value.node(), f"{number!r} is no {kind}")
         if value.node().kind() == "prim::dtype" and kind == "ScalarType":
@@ -830,7 +847,7 @@ def holds_tensors(value: Any) -> bool:
     """Whether a container has a tensor in it, at any depth."""
     items = value.values() if isinstance(value, dict) else value
     return any(
-        isinstance(item, Tensor) or isinstance(item, (list, tuple, dict)) and holds_tensors(item)
+        isinstance(item, Tensor) or (isinstance(item, (list, tuple, dict)) and holds_tensors(item))
         for item in items
     )
 
@@ -874,8 +891,8 @@ def named(kind: Any) -> Any:
     parts = [p for p in kind.annotation_str.split(".")[1:] if not p.startswith("___torch_mangle")]
     module = sys.modules.get(".".join(parts[:-1]) or "__main__")
     found = getattr(module, parts[-1], None) if parts else None
-    if isinstance(found, type) and issubclass(found, tuple):
-        if getattr(found, "_fields", None) == tuple(fields):
-            return found
+    known = isinstance(found, type) and issubclass(found, tuple)
+    if known and getattr(found, "_fields", None) == tuple(fields):
+        return found
     title = parts[-1] if parts and is_name(parts[-1]) else "Result"
-    return namedtuple(title, fields)  # noqa: PYI024
+    return namedtuple(title, fields)

@@ -8,30 +8,38 @@ traceable by Dynamo.
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_DTYPE_NAMES = (
+    (0, "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128"),
+    (11, "bool qint8 quint8 qint32 bfloat16 quint4x2 quint2x4"),
+    (23, "float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz uint16 uint32 uint64"),
+)
 DTYPES: dict[int, torch.dtype] = {
     number: getattr(torch, name)
-    for number, name in {
-        **dict(enumerate("uint8 int8 int16 int32 int64 float16 float32 float64".split())),
-        **dict(enumerate("complex32 complex64 complex128 bool qint8 quint8 qint32".split(), 8)),
-        **dict(enumerate("bfloat16 quint4x2 quint2x4".split(), 15)),
-        **dict(enumerate("float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz".split(), 23)),
-        **dict(enumerate("uint16 uint32 uint64".split(), 27)),
-    }.items()
+    for first, names in _DTYPE_NAMES
+    for number, name in enumerate(names.split(), first)
 }
 """The numbers that the IR stores for dtypes; they are part of the file format and never change."""
 LAYOUTS: dict[int, torch.layout] = {
-    **{0: torch.strided, 1: torch.sparse_coo, 2: torch.sparse_csr, 4: torch.sparse_csc},
-    **{5: torch.sparse_bsr, 6: torch.sparse_bsc, 7: torch.jagged},
+    0: torch.strided,
+    1: torch.sparse_coo,
+    2: torch.sparse_csr,
+    4: torch.sparse_csc,
+    5: torch.sparse_bsr,
+    6: torch.sparse_bsc,
+    7: torch.jagged,
 }
 FORMATS: dict[int, torch.memory_format] = {
-    **{0: torch.contiguous_format, 1: torch.preserve_format},
-    **{2: torch.channels_last, 3: torch.channels_last_3d},
+    0: torch.contiguous_format,
+    1: torch.preserve_format,
+    2: torch.channels_last,
+    3: torch.channels_last_3d,
 }
 ENUMS: dict[str, dict[int, Any]] = {
     "ScalarType": DTYPES,
@@ -80,16 +88,21 @@ def is_a(value: Any, *kinds: str) -> bool:
     return any(isinstance(value, KINDS[kind]) for kind in kinds)
 
 
+_sym_int: Any = torch.sym_int
+_sym_float: Any = torch.sym_float
+_sym_max: Any = torch.sym_max
+
+
 def to_float(value: Any) -> Any:
     """A float, symbolic where the value is."""
-    return float(value) if isinstance(value, str) else torch.sym_float(value)
+    return float(value) if isinstance(value, str) else _sym_float(value)
 
 
 def to_int(value: Any) -> Any:
     """An int, truncated, symbolic where the value is."""
     if isinstance(value, str):
         return int(value)
-    return int(value) if isinstance(value, (bool, torch.SymBool)) else torch.sym_int(value)
+    return int(value) if isinstance(value, (bool, torch.SymBool)) else _sym_int(value)
 
 
 def single(value: Any) -> Any:
@@ -128,7 +141,7 @@ def range_length(start: Any, stop: Any, step: Any) -> Any:
     if step == 0:
         raise ValueError("range() arg 3 must not be zero")
     span = stop - start + (step - 1 if step > 0 else step + 1)
-    return torch.sym_max(0, span // step)
+    return _sym_max(0, span // step)
 
 
 def convert(x: Tensor, *options: Any) -> Tensor:
@@ -151,13 +164,15 @@ def take(items: dict[Any, Any], key: Any, default: Any = None) -> Any:
     return items.get(key, default)
 
 
+_HELPERS = (
+    *(Record, number_of, is_a, to_float, to_int, single, unwrap, fill, percent, pick),
+    *(range_length, convert, build, take),
+)
 NAMESPACE: dict[str, Any] = {
-    **{"torch": torch, "math": math, "warnings": warnings},
-    **{
-        f.__name__: f
-        for f in (number_of, is_a, to_float, to_int, single, unwrap, fill, pick, range_length)
-    },
-    **{f.__name__: f for f in (convert, build, take, percent, Record)},
+    "torch": torch,
+    "math": math,
+    "warnings": warnings,
+    **{helper.__name__: helper for helper in _HELPERS},
     **{f"{name.lower()}_of": table for name, table in ENUMS.items()},
 }
 """What generated source may name besides its own variables."""
@@ -368,3 +383,10 @@ TAKES_NUMBERS = {
     for suffix in ("", "_")
 }
 """Operators whose tensor operand may be a Python number (promoted as a number)."""
+
+BUILTINS = {
+    *(name for name in re.findall(r"[a-z_]+", " ".join([*ALWAYS.values(), *SCALAR.values()]))),
+    *EXCEPTIONS,
+    *("getattr", "range", "self"),
+}
+"""Names that a variable of generated source must not hide (and some more)."""

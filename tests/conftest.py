@@ -1,0 +1,32 @@
+"""Shared fixtures: one thread, seeded, a fresh registry, GPU tests skipped without a GPU."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import torchgraft as graft
+
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="no CUDA device")
+    for item in items:
+        if "cuda" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _isolated() -> Iterator[None]:
+    """Nothing that a test registers, seeds or compiles reaches the next one."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    with graft.Registry(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        yield

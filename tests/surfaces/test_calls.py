@@ -1,0 +1,375 @@
+"""What programs take and give: structure, aliasing, mutation, randomness, dtypes, weights."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import pytest
+import torch
+from models import CASES, Mlp
+from torch import Tensor, nn
+
+import torchgraft as graft
+from torchgraft.errors import InputMismatch, Specialised, WeightMismatch
+
+MODES = ["eager", pytest.param("default", marks=pytest.mark.slow)]
+
+
+class Fn(nn.Module):
+    """A module from a function."""
+
+    def __init__(self, fn: Any) -> None:
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CASES)
+def test_results_agree_with_eager(case: str, mode: str) -> None:
+    model, args = CASES[case]()
+    compiled = graft.compile(model, args, mode=mode)
+    for _ in range(2):
+        fresh = tuple(a.clone() if a.dtype == torch.int64 else torch.randn_like(a) for a in args)
+        torch.testing.assert_close(compiled(*fresh), model(*(a.clone() for a in fresh)))
+    expected = "aten" if mode == "eager" else "generated"
+    assert {node.runs for node in compiled.report.nodes} == {expected}
+
+
+# --- Structure ---
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_keyword_nested_and_constant_inputs(mode: str) -> None:
+    def fn(x: Tensor, pair: Any, *, scale: float, mask: Any = None, flag: bool = True) -> Any:
+        y = x + pair["a"] * scale + pair["b"][0]
+        return {"y": y, "rest": [mask, (y * 2 if flag else y, 3)]}
+
+    x, a, b = torch.randn(3), torch.randn(3), torch.randn(3)
+    pair = {"a": a, "b": [b]}
+    compiled = graft.compile(fn, (x, pair), {"scale": 0.5, "mask": None}, mode=mode)
+    out = compiled(x, pair, scale=0.5, mask=None)
+    torch.testing.assert_close(out, fn(x, pair, scale=0.5))
+    torch.testing.assert_close(compiled(x, pair, mask=None, scale=0.5), out)  # other order
+    with pytest.raises(InputMismatch, match=r"'scale': declared the constant 0.5, got 0.25"):
+        compiled(x, pair, scale=0.25, mask=None)
+    with pytest.raises(InputMismatch, match="declared a call like"):
+        compiled(x, {"a": a, "b": [b, b]}, scale=0.5, mask=None)
+    with pytest.raises(InputMismatch, match=r"pair\['b'\]\[0\]"):
+        compiled(x, {"a": a, "b": [torch.randn(4)]}, scale=0.5, mask=None)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_outputs_that_are_none_numbers_inputs_views_and_twice_the_same(mode: str) -> None:
+    def fn(x: Tensor) -> Any:
+        y = x * 2
+        return None, 7, x, x.view(-1), y, y, y.t(), "text"
+
+    x = torch.randn(2, 3)
+    compiled = graft.compile(fn, (x,), mode=mode)
+    none, seven, same, view, y, again, turned, text = compiled(x)
+    assert (none, seven, text) == (None, 7, "text")
+    assert same.data_ptr() == view.data_ptr() == x.data_ptr()
+    assert y.data_ptr() == again.data_ptr() == turned.data_ptr()
+    torch.testing.assert_close((same, view, y, again, turned), fn(x)[2:7])
+    assert turned.stride() == (1, 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_inputs_no_outputs_and_zero_elements(mode: str) -> None:
+    compiled = graft.compile(lambda: torch.ones(2) + 1, (), mode=mode)
+    torch.testing.assert_close(compiled(), torch.full((2,), 2.0))
+    assert graft.compile(lambda x: None, (torch.ones(1),), mode=mode)(torch.ones(1)) is None
+    empty = torch.randn(0, 8)
+    mlp = Mlp()
+    torch.testing.assert_close(graft.compile(mlp, (empty,), mode=mode)(empty), mlp(empty))
+
+
+def test_two_outputs_computed_alike_stay_two_tensors() -> None:
+    compiled = graft.compile(lambda x: (x + 1, x + 1, x.clone()), (torch.ones(3),), mode="eager")
+    x = torch.ones(3)
+    one, two, copied = compiled(x)
+    assert len({one.data_ptr(), two.data_ptr(), copied.data_ptr(), x.data_ptr()}) == 4
+
+
+# --- Declared inputs ---
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_range_of_shapes_holds_for_all_of_it(mode: str) -> None:
+    model = Mlp()
+    spec = graft.Input(min_shape=(1, 8), max_shape=(32, 8))
+    compiled = graft.compile(model, (spec,), mode=mode)
+    for rows in (1, 2, 7, 32):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(compiled(x), model(x))
+    with pytest.raises(InputMismatch, match=r"a size from 1 to 32 in dim 0, got 33"):
+        compiled(torch.randn(33, 8))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_inputs_that_must_agree_are_checked(mode: str) -> None:
+    spec = graft.Input(min_shape=(2, 4), max_shape=(9, 4))
+    compiled = graft.compile(lambda x, y: (x * y, x.shape[0]), (spec, spec), mode=mode)
+    x, y = torch.randn(5, 4), torch.randn(5, 4)
+    product, rows = compiled(x, y)
+    torch.testing.assert_close(product, x * y)
+    assert rows == 5
+    with pytest.raises(InputMismatch, match="'y': declared size 5"):
+        compiled(x, torch.randn(6, 4))
+
+
+def test_a_range_from_zero_or_one_is_not_traced_as_if_those_could_not_occur() -> None:
+    def fn(x: Tensor) -> Tensor:
+        flat = x.reshape(x.shape[0], 6)
+        return (flat.sum(0, keepdim=True) + flat).relu()
+
+    compiled = graft.compile(
+        fn, (graft.Input(min_shape=(0, 2, 3), max_shape=(8, 2, 3)),), mode="eager"
+    )
+    for rows in (0, 1, 2, 8):
+        x = torch.randn(rows, 2, 3)
+        torch.testing.assert_close(compiled(x), fn(x))
+
+
+@pytest.mark.parametrize(
+    ("fn", "only"),
+    [
+        (lambda x: x + 1 if x.shape[0] == 9 else x, "9"),
+        (lambda x: x + 1 if x.shape[0] > 4 else x, "5 to 9"),
+    ],
+)
+def test_a_dim_that_the_program_fixes_is_an_error(fn: Any, only: str) -> None:
+    spec = graft.Input(min_shape=(2, 5), max_shape=(9, 5))
+    with pytest.raises(Specialised, match=rf"'x', dim 0: declared 2 to 9.*only works for {only}"):
+        graft.compile(fn, (spec,), mode="eager")
+
+
+def test_what_else_is_assumed_of_sizes_is_checked_at_the_call() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.reshape(-1, 4) if x.shape[0] % 2 == 0 else x
+
+    compiled = graft.compile(fn, (graft.Input(min_shape=(2, 4), max_shape=(16, 4)),), mode="eager")
+    torch.testing.assert_close(compiled(torch.ones(6, 4)), torch.ones(6, 4))
+    with pytest.raises(InputMismatch, match="declared sizes with Eq"):
+        compiled(torch.ones(5, 4))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gears(mode: str) -> None:
+    model = Mlp()
+    compiled = graft.compile(model, (graft.Input(gears=[(1, 8), (4, 8)]),), mode=mode)
+    for rows in (1, 4, 1):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert len(compiled.reports) == 2
+    with pytest.raises(InputMismatch, match="one of the gears"):
+        compiled(torch.randn(2, 8))
+
+
+def test_strides_other_than_declared_are_taken() -> None:
+    compiled = graft.compile(lambda x: x * 2, (torch.randn(3, 4),), mode="eager")
+    x = torch.randn(4, 3).t()
+    torch.testing.assert_close(compiled(x), x * 2)
+    declared = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    compiled = graft.compile(lambda x: x.relu(), (declared,), mode="eager")
+    assert compiled(declared).is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(compiled(declared.contiguous()), declared.relu())
+
+
+def test_gradients_and_autocast_of_the_caller_do_not_reach_the_program() -> None:
+    model = Mlp()
+    compiled = graft.compile(model, (torch.randn(2, 8),), mode="eager")
+    x = torch.randn(2, 8, requires_grad=True)
+    assert not compiled(x).requires_grad
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert compiled(x.detach()).dtype == torch.float32
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+# --- Mutation and randomness ---
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_mutated_inputs_are_written_back(mode: str) -> None:
+    def fn(x: Tensor, y: Tensor) -> Any:
+        x.add_(1)
+        y[0] = x[0] * 2
+        return x, x + y
+
+    def inputs() -> tuple[Tensor, Tensor]:
+        torch.manual_seed(1)
+        return torch.randn(3, 2), torch.randn(3, 2)
+
+    compiled = graft.compile(fn, inputs(), mode=mode)
+    ours, theirs = inputs(), inputs()
+    got, want = compiled(*ours), fn(*theirs)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(got, want)
+    assert got[0] is ours[0] or got[0].data_ptr() == ours[0].data_ptr()
+    strided = (torch.randn(2, 3).t(), torch.randn(2, 3).t())
+    theirs = copy.deepcopy(strided)
+    torch.testing.assert_close(compiled(*strided), fn(*theirs))
+    torch.testing.assert_close(strided, theirs)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_buffers_are_written_back(mode: str) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).train()
+    twin = copy.deepcopy(model)
+    x = torch.randn(6, 4)
+    compiled = graft.compile(model, (x,), mode=mode)
+    before = model[0].running_mean.clone()
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), twin(x).detach())
+    torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
+    assert not torch.equal(before, model[0].running_mean)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("door", ["graft.compile", "torch.compile"])
+def test_random_operators_follow_the_seed(mode: str, door: str) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(x, 0.5, training=True) + torch.rand_like(x)
+
+    x = torch.ones(64)
+    if door == "graft.compile":
+        run: Any = graft.compile(fn, (x,), mode=mode)
+    else:
+        run = torch.compile(fn, backend="torchgraft", mode=mode)
+
+    def drawn(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return run(x)
+
+    one = drawn(1)
+    assert not torch.equal(one, run(x))
+    assert torch.equal(one, drawn(1))
+    assert not torch.equal(one, drawn(2))
+    if mode == "eager":
+        torch.manual_seed(1)
+        torch.testing.assert_close(one, fn(x))
+
+
+# --- Weights ---
+
+
+def test_frozen_weights_are_copies_and_the_report_says_so() -> None:
+    model = Mlp()
+    x = torch.randn(2, 8)
+    compiled = graft.compile(model, (x,), mode="eager")
+    before = model(x).detach()
+    with torch.no_grad():
+        model.up.weight.zero_()
+    torch.testing.assert_close(compiled(x), before)
+    assert any("3 weights are frozen" in note for note in compiled.report.notes)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_new_weights(mode: str) -> None:
+    model, other = Mlp(), Mlp()
+    x = torch.randn(2, 8)
+    compiled = graft.compile(model, (x,), mode=mode)
+    compiled.load_state_dict(other.state_dict())
+    torch.testing.assert_close(compiled(x), other(x).detach())
+    with pytest.raises(WeightMismatch, match=r"missing: up.bias"):
+        compiled.load_state_dict({"up.weight": torch.zeros(16, 8)})
+    with pytest.raises(WeightMismatch, match=r"up.bias: torch.float32 \(3,\)"):
+        compiled.load_state_dict({**other.state_dict(), "up.bias": torch.zeros(3)})
+    torch.testing.assert_close(compiled(x), other(x).detach())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_unfrozen_weights_are_read_at_each_call(mode: str) -> None:
+    model = Mlp()
+    x = torch.randn(2, 8)
+    compiled = graft.compile(model, (x,), mode=mode, freeze=False)
+    behind = torch.compile(model, backend="torchgraft", mode=mode)
+    with torch.no_grad():
+        behind(x)
+        model.up.weight.mul_(3)
+        torch.testing.assert_close(compiled(x), model(x))
+        torch.testing.assert_close(behind(x), model(x))
+    compiled.load_state_dict(Mlp().state_dict())
+    torch.testing.assert_close(compiled(x), model(x).detach())  # the module's own tensors
+
+
+# --- Dtypes ---
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+    torch.complex64, torch.complex128,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_that_eager_takes(dtype: torch.dtype, mode: str) -> None:
+    def fn(x: Tensor, y: Tensor) -> Any:
+        return torch.cat([x, y]).reshape(2, -1).t(), torch.where(x == y, x, y)
+
+    make = torch.randn(4, dtype=torch.complex64) if dtype.is_complex else torch.randn(4) * 3
+    x, y = make.to(dtype), make.flip(0).to(dtype)
+    compiled = graft.compile(fn, (x, y), mode=mode)
+    torch.testing.assert_close(compiled(x, y), fn(x, y))
+    if mode == "default" and dtype.is_complex:
+        assert {node.reason for node in compiled.report.fallbacks} == {"complex numbers"}
+
+
+@pytest.mark.slow
+def test_what_the_generator_refuses_runs_on_aten_beside_what_it_takes() -> None:
+    def fn(x: Tensor) -> Tensor:
+        spectrum = torch.fft.rfft(x.relu() + 1)
+        return spectrum.abs().sum(-1) * 2
+
+    x = torch.randn(3, 8)
+    compiled = graft.compile(fn, (x,))
+    torch.testing.assert_close(compiled(x), fn(x))
+    assert 0 < compiled.report.coverage < 1
+    assert {node.reason for node in compiled.report.fallbacks} == {"complex numbers"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sizes_that_depend_on_data(mode: str) -> None:
+    def fn(x: Tensor) -> Any:
+        kept = x[x > 0] * 2
+        return kept, kept.sum(), x + 1
+
+    x = torch.randn(32)
+    compiled = graft.compile(fn, (x,), mode=mode)
+    torch.testing.assert_close(compiled(x), fn(x))
+    torch.testing.assert_close(compiled(-x), fn(-x))
+
+
+# --- Threads ---
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_many_threads_call_and_compile_at_once(mode: str) -> None:
+    model = Mlp()
+    x = torch.randn(2, 8)
+    want = model(x).detach()
+    shared = graft.compile(model, (x,), mode=mode)
+    errors: list[BaseException] = []
+
+    def work(i: int) -> None:
+        try:
+            own = graft.compile(model, (x,), config=graft.Config(mode="eager", freeze=bool(i % 2)))
+            for _ in range(20):
+                torch.testing.assert_close(shared(x), want)
+                torch.testing.assert_close(own(x), want)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
