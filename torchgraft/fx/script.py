@@ -7,6 +7,7 @@ to remove.
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import keyword
 import linecache
@@ -123,14 +124,13 @@ class _Tree:
         self.paths: dict[int, tuple[str, ...]] = {}  # of values that are modules
         self.written: set[tuple[tuple[str, ...] | None, str]] = set()
         self.held: set[tuple[tuple[str, ...], str]] = set()
-        name = re.sub(r"\W", "_", getattr(script, "original_name", "") or "Script")
-        self.root = type(name, (nn.Module,), {})() if script is not None else nn.Module()
+        self.name = re.sub(r"\W", "_", getattr(script, "original_name", "") or "Script")
+        self.root = nn.Module()
         if script is None:
             return
         for path, module in script.named_modules(remove_duplicate=False):
-            self.at(tuple(path.split(".")) if path else ()).training = getattr(
-                module, "training", False
-            )
+            scope = path.split(".") if path else []
+            self.at(tuple(scope)).training = getattr(module, "training", False)
         for path, tensor in script.named_parameters(remove_duplicate=False):
             if not tensor.is_leaf:  # deepcopy of a ScriptModule leaves such parameters
                 tensor = nn.Parameter(tensor.detach(), tensor.requires_grad)
@@ -222,12 +222,10 @@ class _Tree:
                 and held.stride() == tensor.stride()
             ):
                 return tuple(path.split("."))
-        name = next(n for n in map("_constant{}".format, itertools.count()) if self.free(n))
+        names = map("_constant{}".format, itertools.count())
+        name = next(name for name in names if not hasattr(self.root, name))
         self.root.register_buffer(name, tensor, persistent=False)
         return (name,)
-
-    def free(self, name: str) -> bool:
-        return not hasattr(self.root, name)
 
 
 class _Depends:
@@ -334,13 +332,12 @@ class _Emitter:
                 f"    return {run}({', '.join(['self', *inside])})\n\n\n"
                 f"def {run}({', '.join(['self', *inside.values()])}):\n{body}"
             )
-        module = self.tree.root
-        file = f"<torchgraft script {type(module).__name__} {next(_serial)}>"
+        file = f"<torchgraft script {self.tree.name} {next(_serial)}>"
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
         exec(compile(source, file, "exec"), self.namespace)
         forward = self.namespace.pop("forward")
-        module.__class__ = type(type(module).__name__, (nn.Module,), {"forward": forward})
-        return Translated(module, source, tuple(self.branches))
+        self.tree.root.__class__ = type(self.tree.name, (nn.Module,), {"forward": forward})
+        return Translated(self.tree.root, source, tuple(self.branches))
 
     def signature(self) -> tuple[list[str], dict[str, str]]:
         """The parameters of forward, and what the body calls them if it cannot use their names."""
@@ -354,7 +351,7 @@ class _Emitter:
             inside[given] = self.names[value.unique()] = self.name(given)
             default = argument.has_default_value()
             outside.append(f"{given}={self.literal(argument.default_value)}" if default else given)
-        self.taken.update(inside)
+        self.taken.update(inside, dir(builtins))
         return outside, inside if any(k != v for k, v in inside.items()) else {}
 
     # Names and expressions
@@ -507,75 +504,60 @@ class _Emitter:
 
         Each result has the dtype and, for float32, the rounding that the tensors would have had.
         """
-        name = node.kind().split("::")[-1]
-        inputs = list(node.inputs())
-        wrapped = [v for v in inputs if v.unique() in self.numbers]
-        if not wrapped:
+        inputs, name = list(node.inputs()), node.kind().split("::")[-1]
+        dtypes = [self.numbers[v.unique()] for v in inputs if v.unique() in self.numbers]
+        if not dtypes:
             return False
         if name in ops.READS:
-            read = {"F": "to_float({0})", "B": "bool({0})", "I": "to_int({0})"}
-            template = read.get(name[0], "{0}")
-            exact = name[0] == "I" and not self.numbers[wrapped[0].unique()].is_floating_point
-            if exact or template == "{0}":
-                self.alias(node, self.ref(wrapped[0]))
-            else:
-                self.assign(node, expand(template, [self.ref(wrapped[0])]))
-            return True
-        key, tensors = node.kind(), [v for v in inputs if is_tensor(v)]
-        rest = [v for v in inputs if not is_tensor(v)]
-        if key == "aten::div" and rest:
-            key = f"aten::div.{rest[0].toIValue()}"
-        template = ops.NUMBERS.get(key, "")
-        known = all(v.unique() in self.numbers or scalar(v) is not None for v in tensors)
-        if not template or not known or not all(map(constant, rest)):
-            return False
-        if any(use.user.kind().endswith("_") for use in node.output().uses()):
-            return False
-        dtype = self.dtype_of(node, tensors, rest)
-        if dtype not in (torch.int64, torch.float32, torch.float64):
-            return False
-        if name == "rsub":
-            tensors = [*tensors, *rest[:1]]
-        terms = [
-            self.ref(v) if v.unique() in self.numbers else self.literal(scalar(v)) for v in tensors
-        ]
-        text = expand(template, terms)
+            template = ops.READS[name]
+            if template == "to_int({0})" and dtypes[0] == torch.int64:
+                template = "{0}"
+        else:
+            mode = inputs[-1].toIValue() if name == "div" and len(inputs) == 3 else None
+            template = ops.NUMBERS.get(f"{node.kind()}.{mode}" if mode else node.kind(), "")
+            dtype = self.dtype_of(node) if template and not changed(node.output()) else None
+            if dtype not in (torch.int64, torch.float32, torch.float64):
+                return False
+            self.numbers[node.output().unique()] = dtype
+            if dtype == torch.float32 and (template != "{0}" or dtype != dtypes[0]):
+                template = f"single({template})"
+            elif name == "to" and dtype == torch.int64 != dtypes[0]:
+                template = f"to_int({template})"
         if template == "{0}":
-            text = text if dtype.is_floating_point else f"to_int({text})"
-        elif dtype == torch.float32:
-            text = f"single({text})"
-        self.numbers[node.output().unique()] = dtype
-        self.assign(node, text)
+            self.alias(node, self.ref(inputs[0]))
+        else:
+            terms = (v if scalar(v) is None else scalar(v) for v in inputs)
+            self.assign(node, expand(template, [self.term(v) for v in terms]))
         return True
 
-    def dtype_of(self, node: Node, tensors: list[Value], rest: list[Value]) -> torch.dtype | None:
+    def term(self, operand: Any) -> str:
+        plain = operand is None or isinstance(operand, (bool, int, float, complex))
+        return self.literal(operand) if plain else self.ref(operand)
+
+    def dtype_of(self, node: Node) -> torch.dtype | None:
         """What torch gives for 0-dim operands of these dtypes: it is asked, on ones."""
-        kind = node.kind()
-        operands: list[Any] = []
-        for index, value in enumerate(tensors):
+        kind, operands = node.kind(), []
+        for index, value in enumerate(node.inputs()):
             if value.unique() in self.numbers:
                 operands.append(torch.ones((), dtype=self.numbers[value.unique()]))
+            elif not constant(value) or (is_tensor(value) and scalar(value) is None):
+                return None
             else:
-                held = value.toIValue()
-                free = index == 1 and kind in _FREES
-                number = held.item() if isinstance(held, Tensor) and free else held
-                operands.append(number)
+                freed = index == 1 and kind in _FREES and is_tensor(value)
+                operands.append(scalar(value) if freed else value.toIValue())
+        if kind in ("aten::add", "aten::sub", "aten::rsub") and operands[2:] not in ([], [1]):
+            return None
+        if any(isinstance(o, torch.device) and o.type != "cpu" for o in operands):
+            return None
         schema = self.overload(node)
-        if kind in ("aten::add", "aten::sub") and rest and rest[0].toIValue() != 1:
+        named = {a.name: o for a, o in zip(schema.arguments, operands, strict=True) if a.kwarg_only}
+        packet = getattr(torch.ops.aten, schema.name.split("::")[1])
+        function = getattr(packet, schema.overload_name or "default")
+        try:
+            result: Tensor = function(*operands[: len(operands) - len(named)], **named)
+        except (RuntimeError, TypeError):
             return None
-        if any(isinstance(v.toIValue(), torch.device) and v.toIValue().type != "cpu" for v in rest):
-            return None
-        function = getattr(
-            getattr(torch.ops.aten, schema.name[6:]), schema.overload_name or "default"
-        )
-        arguments = [operands.pop(0) if is_tensor(v) else v.toIValue() for v in node.inputs()]
-        names = [a.name for a in schema.arguments]
-        positional = [
-            a for a, s in zip(arguments, schema.arguments, strict=True) if not s.kwarg_only
-        ]
-        keywords = dict(zip(names[len(positional) :], arguments[len(positional) :], strict=True))
-        result = function(*positional, **keywords)
-        return result.dtype if isinstance(result, Tensor) else None
+        return result.dtype
 
     def operator(self, node: Node) -> None:
         """Emit a call of the exact overload."""
@@ -623,7 +605,7 @@ class _Emitter:
         if enum:
             return self.enum(value, enum[1])
         if is_tensor(value) and name in ops.TAKES_NUMBERS:
-            if self.numbers.get(value.unique()) == torch.int64:
+            if index == 1 and self.numbers.get(value.unique()) == torch.int64:
                 return self.ref(value)
             number = scalar(value)
             wrapped = number is not None and not isinstance(value.toIValue(), Tensor)
@@ -669,8 +651,8 @@ class _Emitter:
         path = self.tree.paths[owner]
         value = self.tree.hold(path, name)
         text = self.path((*path, name))
-        changed = any(use.user.kind() in _MUTATES for use in node.output().uses())
-        if isinstance(value, (list, tuple, dict)) and not changed and holds_tensors(value):
+        fixed = not any(use.user.kind() in _MUTATES for use in node.output().uses())
+        if isinstance(value, (list, tuple, dict)) and fixed and holds_tensors(value):
             text = self.literal(value)  # spelt out, so that a tracer sees parameters, not constants
         if self.tree.is_written(node):
             text = self.path((*path, name))
@@ -741,8 +723,7 @@ class _Emitter:
         value, out = node.input(), node.output()
         dtypes = {"IntType": torch.int64, "FloatType": torch.float64}
         dtype = dtypes.get(value.type().kind())
-        changed = any(use.user.kind().endswith("_") for use in out.uses())
-        if dtype is None or changed:
+        if dtype is None or changed(out):
             kept = f", dtype={dtype}" if dtype is not None else ""
             self.assign(node, f"torch.tensor({self.ref(value)}{kept})")
         else:
@@ -841,6 +822,12 @@ def scalar(value: Value) -> Any:
     if isinstance(held, Tensor):
         return held.item() if held.dim() == 0 else None
     return held
+
+
+def changed(value: Value) -> bool:
+    """Whether some operator writes to a tensor in place."""
+    kinds = (use.user.kind() for use in value.uses() if use.offset == 0)
+    return any(kind.endswith("_") and not kind.endswith("__") for kind in kinds)
 
 
 def holds_tensors(value: Any) -> bool:

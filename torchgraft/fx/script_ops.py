@@ -366,6 +366,7 @@ NUMBERS: dict[str, str] = {
     "aten::div.floor": "{0} // {1}",
     "aten::div.trunc": "to_int({0} / {1})",
     "aten::remainder": "{0} % {1}",
+    "aten::pow": "{0} ** {1}",
     "aten::neg": "-{0}",
     "aten::abs": "abs({0})",
     "aten::floor": "math.floor({0})",
@@ -374,7 +375,12 @@ NUMBERS: dict[str, str] = {
 }
 """Arithmetic on the 0-dim tensors in which a trace wraps sizes, done without the tensors."""
 
-READS = {"Int", "IntImplicit", "Float", "FloatImplicit", "ScalarImplicit", "Scalar", "item", "Bool"}
+READS: dict[str, str] = {
+    **dict.fromkeys(("Int", "IntImplicit"), "to_int({0})"),
+    **dict.fromkeys(("Float", "FloatImplicit"), "to_float({0})"),
+    **dict.fromkeys(("ScalarImplicit", "Scalar", "item"), "{0}"),
+    "Bool": "bool({0})",
+}
 """Where such a tensor becomes a number again."""
 
 TAKES_NUMBERS = {
