@@ -404,8 +404,9 @@ def script_graph(script: Any) -> Any:
 
 def fold_script(graph: Any) -> None:
     """Fold constants that are not tensors, drop dead branches and dead nodes, in place."""
+    passes: Any = torch._C  # its stubs leave some passes out
     for _ in range(2):  # the second round sees the branches that the first one opened
-        torch._C._jit_pass_constant_propagation_immutable_types(graph)
+        passes._jit_pass_constant_propagation_immutable_types(graph)
         torch._C._jit_pass_peephole(graph, True)  # True: nothing that depends on shapes
         torch._C._jit_pass_dce(graph)
 
