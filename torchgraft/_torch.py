@@ -209,6 +209,12 @@ def is_higher_order(target: Any) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 
+def is_functionalised(target: Any) -> bool:
+    """Whether a call's target stands for a custom operator that writes its inputs."""
+    higher = torch.ops.higher_order
+    return target in (higher.auto_functionalized, higher.auto_functionalized_v2)
+
+
 # --- torch.compile and export ---
 
 

@@ -228,7 +228,18 @@ class ConstSpec:
         return repr(self.value)
 
 
-Spec = TensorSpec | ConstSpec
+@dataclasses.dataclass(frozen=True)
+class TypeSpec:
+    """A number, string or None that the program takes as an argument: any value of its type."""
+
+    name: str
+    type: type
+
+    def __str__(self) -> str:
+        return self.type.__name__
+
+
+Spec = TensorSpec | ConstSpec | TypeSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,6 +276,10 @@ def _misfit(
     symbols: dict[str, int],
     ranges: Mapping[str, tuple[int, int | None]],
 ) -> InputMismatch | None:
+    if isinstance(spec, TypeSpec):
+        if type(leaf) is spec.type:
+            return None
+        return InputMismatch(spec.name, f"a {spec}", repr(leaf), f"Pass a {spec}.")
     if isinstance(spec, ConstSpec):
         if type(leaf) is type(spec.value) and leaf == spec.value:
             return None
@@ -323,6 +338,7 @@ def checked(declared: Declared) -> Signature:
     ranges: dict[str, tuple[int, int | None]] = {}
     for name, leaf, bounds in zip(declared.names, leaves, declared.ranges, strict=True):
         if not isinstance(leaf, Tensor):
+            specs.append(TypeSpec(name, type(leaf)))
             continue
         shape: list[Any] = list(leaf.shape)
         for dim, (low, high) in enumerate(bounds or ()):

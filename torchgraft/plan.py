@@ -180,6 +180,12 @@ def buffers(tree: Any) -> Iterator[Buffer]:
 _OBJECTS = (torch.dtype, torch.layout, torch.memory_format)
 
 
+def is_literal(value: Any) -> bool:
+    """Whether a single value has a text form."""
+    plain = (bool, int, float, complex, str, type(None), torch.device)
+    return isinstance(value, _OBJECTS) or type(value) in plain
+
+
 def literal(value: Any) -> str:
     """A constant or a tree of buffers as the text that `Plan.parse` reads back."""
     if isinstance(value, (tuple, list)):
@@ -193,7 +199,7 @@ def literal(value: Any) -> str:
         return repr(value) if value - value == 0 else f"float({str(value)!r})"
     if isinstance(value, complex):
         return f"complex({str(value)!r})"
-    if isinstance(value, (*_OBJECTS, Buffer, bool, int, str, type(None))):
+    if isinstance(value, Buffer) or is_literal(value):
         return repr(value)
     raise BadPlan("text", f"no text form for {value!r} ({type(value).__name__})")
 

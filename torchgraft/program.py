@@ -20,7 +20,7 @@ from torchgraft.config import Config
 from torchgraft.fx import meta
 from torchgraft.fx.edit import target_name
 from torchgraft.passes import pipeline
-from torchgraft.plan import Buffer, Free, Launch, Plan, buffers
+from torchgraft.plan import Buffer, Free, Launch, Plan, buffers, is_literal
 from torchgraft.report import Placed, Report, remember
 from torchgraft.run import cuda, host
 
@@ -96,6 +96,7 @@ class _Linker:
         self.kernels: dict[str, host.Kernel] = {}
         self.constants: dict[str, Any] = {}
         self.numbers: dict[Node, Buffer] = {}
+        self.objects: dict[str, Buffer] = {}
         self.launches: list[Launch] = []
 
     def plan(self) -> Plan:
@@ -108,10 +109,10 @@ class _Linker:
         providers = [n for n in self.gm.graph.nodes if n.meta.get("provider")]
         first = [self._call(node) for node in providers]
         outputs = tuple(self._argument(meta.outputs_of(self.gm)))
-        constants = tuple(
-            (self._number(n), str(n.target))
-            for n in self.gm.graph.find_nodes(op="get_attr")
-            if n in self.numbers
+        held = self.gm.graph.find_nodes(op="get_attr")
+        constants = (
+            *((self.numbers[n], str(n.target)) for n in held if n in self.numbers),
+            *((buffer, name) for name, buffer in self.objects.items()),
         )
         steps = _with_frees([*first, *self.launches], outputs, {b for b, _ in constants})
         return Plan(inputs, constants, tuple(steps), outputs)
@@ -125,8 +126,11 @@ class _Linker:
             return lambda node: Place(ATEN, why)
         return regions.place
 
+    def _fresh(self) -> Buffer:
+        return Buffer(len(self.numbers) + len(self.objects))
+
     def _number(self, node: Node) -> Buffer:
-        return self.numbers.setdefault(node, Buffer(len(self.numbers)))
+        return self.numbers.setdefault(node, self._fresh())
 
     def _argument(self, arg: Any) -> Any:
         """A node's argument with buffers for nodes; constants are noted on the way."""
@@ -137,7 +141,17 @@ class _Linker:
         if isinstance(arg, (list, tuple)):
             items = [self._argument(item) for item in arg]
             return items if isinstance(arg, list) else tuple(items)
-        return arg
+        return arg if is_literal(arg) else self._object(arg)
+
+    def _object(self, value: Any) -> Buffer:
+        """A constant for an argument that has no text form, such as an operator or a function."""
+        for name, held in self.constants.items():
+            if held is value:
+                return self.objects[name]
+        name = f"{type(value).__name__}_{len(self.objects)}"
+        self.constants[name] = value
+        self.objects[name] = self._fresh()
+        return self.objects[name]
 
     def _region(self, unit: Unit) -> None:
         inner, inputs, outputs = regions.extract(self.gm, unit)

@@ -39,6 +39,8 @@ def place(node: Node) -> Place:
     target = node.target
     if target is operator.getitem and isinstance(node.args[0], Node):
         return place(node.args[0])
+    if _torch.is_functionalised(target):
+        return Place(KERNEL, "a custom operator that writes its inputs, launched on copies of them")
     if _torch.is_higher_order(target):
         return Place(ATEN, f"{getattr(target, '__name__', target)} takes whole graphs")
     namespace = getattr(target, "namespace", "aten")

@@ -1,0 +1,336 @@
+"""Passes: order, checks after each one, the built-in ones, what a pass author holds."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from models import Mlp
+from torch import Tensor
+from torch.fx import GraphModule
+
+import torchgraft as graft
+from torchgraft.errors import (
+    BadPass,
+    BrokenGraph,
+    NotFound,
+    PassFailed,
+    PassOrder,
+    UnknownName,
+)
+from torchgraft.passes.pipeline import passes_for
+from torchgraft.passes.spec import Pass
+
+aten = torch.ops.aten
+X = torch.randn(4, 4)
+
+
+def compiled(fn: Any, *args: Any, **fields: Any) -> graft.Compiled:
+    return graft.compile(fn, args or (X,), mode="eager", **fields)
+
+
+def ops(program: graft.Compiled) -> list[str]:
+    return [node.op.removeprefix("aten.") for node in program.report.nodes]
+
+
+# --- What a pass is ---
+
+
+def test_a_plain_function_is_a_pass_its_return_value_is_ignored() -> None:
+    seen: list[Any] = []
+
+    def negate(gm: GraphModule, example_inputs: Any, config: graft.Config) -> Any:
+        seen.append((len(example_inputs), config.mode))
+        for node in gm.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+            node.target = aten.sub.Tensor
+        return "ignored"
+
+    run = compiled(lambda x: x + 1, pre_passes=[negate])
+    torch.testing.assert_close(run(X), X - 1)
+    assert seen == [(1, "eager")]
+    step = next(step for step in run.report.steps if step.name == "negate")
+    assert (step.stage, step.added, step.removed, step.changed) == ("pre", 0, 0, 1)
+
+
+def test_a_graph_pass_edits_and_its_new_nodes_have_values_at_once() -> None:
+    @graft.fx_pass(stage="post")
+    def double(graph: graft.Graph) -> None:
+        add = graph.one(aten.add.Tensor)
+        twice = graph.call(aten.mul.Tensor, add, 2)
+        assert twice.meta["val"].shape == (4, 4)
+        for user in list(add.users):
+            if user is not twice:
+                user.replace_input_with(add, twice)
+
+    run = compiled(lambda x: (x + 1).relu())
+    torch.testing.assert_close(run(X), ((X + 1) * 2).relu())
+
+
+def test_before_puts_nodes_where_it_says_and_replace_takes_constants() -> None:
+    @graft.fx_pass(stage="pre")
+    def rewrite(graph: graft.Graph) -> None:
+        relu = graph.one(aten.relu)  # a packet finds every overload
+        with graph.before(relu):
+            new = graph.call(aten.sigmoid.default, relu.args[0])
+        graph.replace(relu, new)
+        graph.replace(graph.one(aten.sym_size.int), 4) if graph.all(aten.sym_size.int) else None
+
+    assert ops(compiled(lambda x: x.relu() + 1)) == ["sigmoid.default", "add.Tensor"]
+
+
+def test_both_forms_run_behind_torch_compile_forward_and_backward() -> None:
+    kinds: list[int] = []
+
+    def count(gm: GraphModule, example_inputs: Any, config: graft.Config) -> None:
+        kinds.append(len(gm.graph.nodes))
+
+    config = graft.Config(mode="eager", post_passes=[count])
+    run = torch.compile(Mlp(), backend=graft.backend(config))
+    run(torch.randn(2, 8)).sum().backward()
+    assert len(kinds) == 2
+
+
+# --- Order ---
+
+
+def spec(name: str, stage: str = "post", **order: Any) -> Pass:
+    def fn(graph: graft.Graph) -> None: ...
+
+    return graft.fx_pass(fn, name=name, stage=stage, register=False, **order)
+
+
+def names(config: graft.Config) -> list[str]:
+    return [p.name for p in passes_for(config) if p.stage != "built-in"]
+
+
+def test_order_is_by_stage_then_by_name_then_as_given() -> None:
+    config = graft.Config(
+        pre_passes=[spec("z", "pre"), spec("y", "pre", before="z")],
+        post_passes=[spec("c", after=["a", "b"]), spec("b"), spec("a"), spec("d")],
+    )
+    assert names(config) == ["y", "z", "b", "a", "c", "d"]
+
+
+def test_built_in_passes_lie_between_and_can_be_named() -> None:
+    config = graft.Config(post_passes=[spec("late", after="fold_constants")])
+    stages = [p.stage for p in passes_for(config)]
+    assert stages == ["built-in"] * 5 + ["post"]
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    config = graft.Config(post_passes=[spec("late", after="fold_constant")])
+    with pytest.raises(UnknownName, match="Did you mean 'fold_constants'"):
+        passes_for(config)
+    with pytest.raises(UnknownName, match="unknown stage 'posts'. Did you mean 'post'"):
+        spec("x", "posts")
+
+
+def test_a_cycle_is_shown() -> None:
+    config = graft.Config(post_passes=[spec("a", after="b"), spec("b", after="a")])
+    with pytest.raises(PassOrder, match=r"(a -> b -> a|b -> a -> b)"):
+        passes_for(config)
+    config = graft.Config(pre_passes=[spec("early", "pre", after="dead_code")])
+    with pytest.raises(PassOrder, match="early"):
+        passes_for(config)
+
+
+# --- Registries ---
+
+
+def test_a_registry_is_a_scope_and_can_be_handed_over() -> None:
+    with graft.Registry() as inner:
+
+        @graft.fx_pass(stage="pre")
+        def inside(graph: graft.Graph) -> None: ...
+
+        assert names(graft.Config()) == ["inside"]
+        with graft.Registry():
+            assert names(graft.Config()) == []
+            assert names(graft.Config(registry=inner)) == ["inside"]
+    assert names(graft.Config()) == []
+    inner.unregister("inside")
+    assert len(inner) == 0
+    with pytest.raises(UnknownName, match="unknown pass 'inside'"):
+        inner.unregister("inside")
+
+
+def test_a_name_can_be_taken_once() -> None:
+    spec("one").stage  # noqa: B018
+    graft.fx_pass(lambda graph: None, name="one")
+    with pytest.raises(BadPass, match="the name is taken by the one at"):
+        graft.fx_pass(lambda graph: None, name="one")
+
+
+def test_registries_are_safe_to_use_from_threads() -> None:
+    registry = graft.Registry()
+
+    def work(i: int) -> None:
+        for k in range(50):
+            registry.register(spec(f"p{i}.{k}"))
+            list(registry)
+            registry.unregister(f"p{i}.{k}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(registry) == 0
+
+
+# --- What is checked after a pass ---
+
+
+def broken(fn: Any) -> Any:
+    def bad(gm: GraphModule, example_inputs: Any, config: graft.Config) -> None:
+        fn(gm)
+
+    return bad
+
+
+def swap_order(gm: GraphModule) -> None:
+    relu = gm.graph.find_nodes(op="call_function", target=aten.relu.default)[0]
+    add = gm.graph.find_nodes(op="call_function", target=aten.add.Tensor)[0]
+    relu.append(add)
+
+
+def wrong_shape(gm: GraphModule) -> None:
+    add = gm.graph.find_nodes(op="call_function", target=aten.add.Tensor)[0]
+    add.target, add.args = aten.mm.default, (add.args[0], add.args[0].graph.nodes)
+    relu = gm.graph.find_nodes(op="call_function", target=aten.relu.default)[0]
+    add.args = (add.args[0], 3)
+    relu.args = (add,)
+
+
+def no_such_constant(gm: GraphModule) -> None:
+    relu = gm.graph.find_nodes(op="call_function", target=aten.relu.default)[0]
+    with gm.graph.inserting_before(relu):
+        relu.args = (gm.graph.create_node("get_attr", "missing"),)
+
+
+def a_module_call(gm: GraphModule) -> None:
+    relu = gm.graph.find_nodes(op="call_function", target=aten.relu.default)[0]
+    with gm.graph.inserting_before(relu):
+        relu.args = (gm.graph.call_method("relu", relu.args),)
+
+
+def fewer_outputs(gm: GraphModule) -> None:
+    gm.graph.output_node().args = ((),)
+
+
+def another_input(gm: GraphModule) -> None:
+    first = next(iter(gm.graph.nodes))
+    with gm.graph.inserting_after(first):
+        gm.graph.placeholder("extra")
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (swap_order, r"node 'relu': it uses 'add', which is later in the graph"),
+        (wrong_shape, r"node 'add': .*aten.mm"),
+        (no_such_constant, r"no attribute 'missing'"),
+        (a_module_call, r"call_method 'relu'"),
+        (fewer_outputs, r"must return a tuple of 1 values"),
+        (another_input, r"1 inputs became 2"),
+    ],
+)
+def test_a_pass_that_breaks_the_graph_is_named_with_the_node(fn: Any, message: str) -> None:
+    with pytest.raises(BrokenGraph, match=message) as caught:
+        compiled(lambda x: (x + 1).relu(), post_passes=[broken(fn)])
+    assert caught.value.name == "bad"
+
+
+def test_a_raising_pass_is_named_and_its_exception_chained() -> None:
+    def bad(gm: GraphModule, example_inputs: Any, config: graft.Config) -> None:
+        raise ValueError("nope")
+
+    with pytest.raises(PassFailed, match=r"pass 'bad' \(stage 'pre', .*test_passes.py:\d+\)") as e:
+        compiled(lambda x: x + 1, pre_passes=[bad])
+    assert isinstance(e.value.__cause__, ValueError)
+    run = torch.compile(lambda x: x + 1, backend=graft.backend(graft.Config(pre_passes=[bad])))
+    with pytest.raises(Exception, match="pass 'bad'"):
+        run(X)
+
+
+def test_a_pass_with_the_wrong_signature_is_refused_before_anything_runs() -> None:
+    def two(gm: Any, inputs: Any) -> None: ...
+
+    with pytest.raises(BadPass, match=r"'two': its signature .* cannot be called with"):
+        compiled(lambda x: x + 1, pre_passes=[two])
+    with pytest.raises(BadPass, match=r"graft.Graph"):
+        graft.fx_pass(lambda: None, name="none")
+
+
+def test_a_missing_node_says_what_there_is() -> None:
+    @graft.fx_pass(stage="pre")
+    def pick(graph: graft.Graph) -> None:
+        graph.one(aten.mm.default)
+
+    with pytest.raises(NotFound, match=r"one aten.mm.default in the graph, found 0.*aten.add.Tensor"):
+        compiled(lambda x: x + 1)
+
+
+def test_values_follow_what_a_pass_changed() -> None:
+    @graft.fx_pass(stage="post")
+    def to_double(graph: graft.Graph) -> None:
+        add = graph.one(aten.add.Tensor)
+        wide = graph.call(aten._to_copy.default, add.args[0], dtype=torch.float64)
+        add.args = (wide, *add.args[1:])
+
+    run = compiled(lambda x: (x + 1).relu())
+    assert run(X).dtype == torch.float64
+    assert [n.meta["val"].dtype for n in run.graph.nodes] == [torch.float64] * 3
+
+
+# --- The built-in passes ---
+
+
+def test_noops_go_and_copies_that_a_caller_can_tell_stay() -> None:
+    run = compiled(lambda x: (x.view(4, 4).expand(4, 4).to(x.dtype).clone() * 1).sin())
+    assert ops(run) == ["sin.default"]
+    x = X.clone()
+    out = compiled(lambda x: x.clone())(x)
+    assert out.data_ptr() != x.data_ptr()
+    view = compiled(lambda x: x.clone().view(-1))(x)
+    assert view.data_ptr() != x.data_ptr()
+    assert compiled(lambda x: x * 1)(x).data_ptr() != x.data_ptr()
+
+
+def test_dead_code_goes_but_writes_stay() -> None:
+    def fn(x: Tensor) -> Tensor:
+        x.sin()
+        x.add_(1)
+        return x.cos()
+
+    assert ops(compiled(fn, X.clone())) == ["add.Tensor", "cos.default", "copy_.default"]
+
+
+def test_the_same_is_computed_once_but_draws_are_not_merged() -> None:
+    run = compiled(lambda x: (x.sin() + 1) * (x.sin() + 1) + (x.sin() + 1.0))
+    assert ops(run) == ["sin.default", "add.Tensor", "mul.Tensor", "add.Tensor", "add.Tensor"]
+    run = compiled(lambda x: torch.rand_like(x) + torch.rand_like(x))
+    assert len(ops(run)) == 3
+
+
+def test_what_depends_on_frozen_weights_alone_is_folded() -> None:
+    class M(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ (self.w.sin() * 2).t()
+
+    model = M()
+    run = compiled(model)
+    assert ops(run) == ["mm.default"]
+    torch.testing.assert_close(run(X), model(X).detach())
+    assert not [name for name, _ in run.graph.gm.named_buffers() if name.startswith("_weight")]
+    assert len(ops(compiled(model, freeze=False))) == 4
+
+
+def test_view_becomes_reshape() -> None:
+    assert ops(compiled(lambda x: x.view(-1).sin())) == ["reshape.default", "sin.default"]
