@@ -82,7 +82,8 @@ def fake_mode_of(values: Iterable[Any]) -> Any:
 
 def fake_of(mode: Any, tensor: Tensor) -> Tensor:
     """A static fake twin of a real tensor."""
-    return mode.from_tensor(tensor, static_shapes=True)
+    fake: Tensor = mode.from_tensor(tensor, static_shapes=True)
+    return fake
 
 
 def is_fake(value: Any) -> bool:
@@ -184,7 +185,7 @@ def export_decompositions() -> Any:
     keep = core_decompositions()
     for op in list(core_aten_decompositions()):
         if op not in keep:
-            table.pop(op, None)
+            table.pop(op, None)  # type: ignore[no-untyped-call]
     return table
 
 
@@ -282,7 +283,8 @@ def size_oblivious(on: bool) -> contextlib.AbstractContextManager[Any]:
     """Trace so that a dynamic size of 0 or 1 is not assumed away."""
     from torch.fx.experimental import _config
 
-    return _config.patch(backed_size_oblivious=on)
+    patch: contextlib.AbstractContextManager[Any] = _config.patch(backed_size_oblivious=on)  # type: ignore[attr-defined]
+    return patch
 
 
 # --- Code generation ---
@@ -375,7 +377,7 @@ def _freeze(gm: GraphModule, inputs: Sequence[Any]) -> tuple[GraphModule, dict[s
         if layout:
             fake_tensor_prop(gm, inputs, True)
             convert_conv_weights_to_channels_last(gm)
-        gm, _ = freeze(gm, gm, inputs)
+        gm, _ = freeze(gm, gm, list(inputs))
     return gm, {"layout_opt": layout}
 
 

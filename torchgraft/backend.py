@@ -54,7 +54,8 @@ def torchgraft(
         inference=compiler,
         decompositions=dialect.decompositions(),
     )
-    return aot(gm, example_inputs)
+    compiled: Callable[..., Any] = aot(gm, example_inputs)
+    return compiled
 
 
 def _compile(

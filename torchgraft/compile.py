@@ -285,4 +285,3 @@ def _device_of(model: Any) -> torch.device:
 
 def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
-

@@ -34,7 +34,7 @@ class Config:
     """`graft.compile` only: copy the weights into the program and fold what depends on them alone.
     False keeps reading the module's own tensors, so that in-place changes are seen."""
     pre_passes: tuple[Callable[..., Any], ...] = ()
-    """Passes `fn(gm, example_inputs, config)` or `@graft.fx_pass` ones, before the built-in ones."""
+    """Passes `fn(gm, example_inputs, config)` or `@graft.fx_pass`, before the built-in ones."""
     post_passes: tuple[Callable[..., Any], ...] = ()
     """The same, after the built-in ones."""
     registry: Registry | None = None

@@ -10,6 +10,12 @@ class GraftError(Exception):
     """The base of every error that torchgraft raises on purpose."""
 
 
+def first_line(error: BaseException) -> str:
+    """An exception in one line: its type and the first line of what it says."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+
+
 def _list(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names) or "none"
 

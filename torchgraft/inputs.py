@@ -156,9 +156,7 @@ def _dims(leaf: Any) -> dict[int, Any] | None:
     if not isinstance(leaf, Input) or not leaf.is_dynamic:
         return None
     return {
-        i: Dim.AUTO(min=low, max=high)
-        for i, (low, high) in enumerate(leaf.ranges)
-        if low != high
+        i: Dim.AUTO(min=low, max=high) for i, (low, high) in enumerate(leaf.ranges) if low != high
     }
 
 
@@ -305,7 +303,9 @@ def _misfit(
         return InputMismatch(spec.name, f"{len(spec.shape)} dims {_shown(spec.shape)}", got, fix)
     for dim, (want, size) in enumerate(zip(spec.shape, leaf.shape, strict=True)):
         if (problem := _size_misfit(want, int(size), symbols, ranges)) is not None:
-            fix = "Declare graft.Input(min_shape=..., max_shape=...) or gears=[...] for other sizes."
+            fix = (
+                "Declare graft.Input(min_shape=..., max_shape=...) or gears=[...] for other sizes."
+            )
             got = f"{size} (shape {tuple(leaf.shape)})"
             return InputMismatch(spec.name, f"{problem} in dim {dim}", got, fix)
     return None

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import operator
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torchgraft import _torch
 from torchgraft.codegen import inductor, regions
 from torchgraft.codegen.regions import ATEN, GENERATED, Place, Unit
 from torchgraft.config import Config
+from torchgraft.errors import first_line
 from torchgraft.fx import meta
 from torchgraft.fx.edit import target_name
 from torchgraft.passes import pipeline
@@ -165,8 +165,8 @@ class _Linker:
             )
         except Exception as error:
             log.debug("torchgraft: %s goes to ATen", unit.name, exc_info=True)
-            why = f"{type(error).__name__}: {str(error).strip().splitlines()[0:1]}"
-            self._calls(unit, Place(ATEN, f"the code generator failed on {unit.name}: {why}"))
+            why = f"the code generator failed on {unit.name}: {first_line(error)}"
+            self._calls(unit, Place(ATEN, why))
             return
         self.kernels[unit.name] = host.Kernel(run, boxed=True)
         args = tuple(self._number(n) for n in inputs)
@@ -199,7 +199,7 @@ class _Linker:
 
     def _kernel(self, target: Any) -> str:
         name = target_name(target)
-        while (known := self.kernels.setdefault(name, host.Kernel(target))).fn is not target:
+        while self.kernels.setdefault(name, host.Kernel(target)).fn is not target:
             name += "_"
         return name
 

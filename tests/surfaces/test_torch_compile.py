@@ -35,7 +35,9 @@ def test_mode_and_options_reach_the_config() -> None:
         seen.append(config)
 
     x = torch.ones(2)
-    torch.compile(torch.sin, backend="torchgraft", options={"mode": "eager", "pre_passes": [look]})(x)
+    torch.compile(torch.sin, backend="torchgraft", options={"mode": "eager", "pre_passes": [look]})(
+        x
+    )
     config = graft.Config(pre_passes=[look], freeze=False)
     torch.compile(torch.cos, backend=graft.backend(config), mode="eager")(x)
     assert [(c.mode, c.freeze) for c in seen] == [("eager", True), ("eager", False)]
@@ -152,7 +154,9 @@ def test_two_configs_live_side_by_side() -> None:
         return x + 3
 
     plain = torch.compile(fn, backend=graft.backend(graft.Config(mode="eager")))
-    swapped = torch.compile(fn, backend=graft.backend(graft.Config(mode="eager", pre_passes=[swap])))
+    swapped = torch.compile(
+        fn, backend=graft.backend(graft.Config(mode="eager", pre_passes=[swap]))
+    )
     x = torch.ones(1)
     assert (plain(x).item(), swapped(x).item(), plain(x).item()) == (4.0, 3.0, 4.0)
 

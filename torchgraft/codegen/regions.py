@@ -126,9 +126,7 @@ def _is_barrier(node: Node) -> bool:
     return not is_random(node) and node.is_impure()
 
 
-def _place_writes(
-    written: list[Node], places: dict[Node, Place], levels: dict[Node, int]
-) -> None:
+def _place_writes(written: list[Node], places: dict[Node, Place], levels: dict[Node, int]) -> None:
     """Writes to inputs come after everything that may still read the old values."""
     last = max(levels.values(), default=0)
     busy = any(level == last and places[n].runs != GENERATED for n, level in levels.items())
@@ -188,8 +186,12 @@ def extract(gm: GraphModule, unit: Unit) -> tuple[GraphModule, list[Node], list[
 
 
 def _missing_symbols(gm: GraphModule, unit: Unit, inputs: list[Node]) -> list[Node]:
-    needed = {s for n in [*unit.nodes, *inputs] for v in _leaves([n.meta.get("val")])
-              for s in _torch.symbols_of(v)}
+    needed = {
+        s
+        for n in [*unit.nodes, *inputs]
+        for v in _leaves([n.meta.get("val")])
+        for s in _torch.symbols_of(v)
+    }
     given = {_torch.expression(size) for n in inputs for size in _direct(n.meta.get("val"))}
     missing = {s for s in needed if s not in given}
     return [_provider(gm, s) for s in sorted(missing, key=str)] if missing else []
@@ -206,17 +208,18 @@ def _provider(gm: GraphModule, symbol: Any) -> Node:
 
     A size node made here is marked `meta["provider"]`; it belongs to no unit and runs first.
     """
-    placeholders = gm.graph.find_nodes(op="placeholder")
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    node: Node
     for node in gm.graph.nodes:
         value = node.meta.get("val")
-        if node.op == "placeholder" or node.meta.get("provider"):
-            if isinstance(value, torch.SymInt) and _torch.expression(value) == symbol:
-                return node
+        given = node.op == "placeholder" or node.meta.get("provider")
+        if given and isinstance(value, torch.SymInt) and _torch.expression(value) == symbol:
+            return node
     for node in placeholders:
         for dim, size in enumerate(_direct(node.meta.get("val"))):
             if _torch.expression(size) == symbol:
                 with gm.graph.inserting_after(placeholders[-1]):
-                    made = gm.graph.call_function(aten.sym_size.int, (node, dim))
+                    made: Node = gm.graph.call_function(aten.sym_size.int, (node, dim))
                 made.meta = {"val": size, "provider": True}
                 return made
     raise AssertionError(f"no input gives {symbol}")

@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Node
 
 from torchgraft import _torch
-from torchgraft.errors import CannotCapture, Specialised
+from torchgraft.errors import CannotCapture, Specialised, first_line
 from torchgraft.fx import dialect, meta
 from torchgraft.inputs import ConstSpec, Declared, Signature, Spec, TensorSpec
 
@@ -82,7 +82,6 @@ def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
 
 
 def _cannot(program: str, error: Exception) -> CannotCapture:
-    why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     trace = error.__traceback__
     line = None
     while trace is not None:
@@ -100,7 +99,7 @@ def _cannot(program: str, error: Exception) -> CannotCapture:
         else "See the chained exception; torch.compile(model, backend='torchgraft') takes more "
         "programs, because it may leave part of one in Python."
     )
-    return CannotCapture(program, f"{type(error).__name__}: {why}", line, fix)
+    return CannotCapture(program, first_line(error), line, fix)
 
 
 def from_exported(
@@ -116,9 +115,7 @@ def from_exported(
 class _Unlift:
     """Copies an exported graph: weights become constants or states, mutations become `copy_`."""
 
-    def __init__(
-        self, exported: ExportedProgram, freeze: bool, declared: Declared | None
-    ) -> None:
+    def __init__(self, exported: ExportedProgram, freeze: bool, declared: Declared | None) -> None:
         self.exported, self.freeze, self.declared = exported, freeze, declared
         self.signature = exported.graph_signature
         self.root = torch.nn.Module()
@@ -223,8 +220,11 @@ class _Unlift:
             setattr(self.root, attribute, value)
 
     def _held(self, name: str) -> Tensor:
-        held = self.exported.state_dict.get(name)
-        return held if held is not None else self.exported.constants[name]
+        held: Tensor | None = self.exported.state_dict.get(name)
+        if held is None:
+            held = self.exported.constants[name]
+        assert held is not None
+        return held
 
     def _placeholder(self, node: Node) -> Node:
         copied = self.graph.node_copy(node, self.env.__getitem__)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from torchgraft.config import Config
 from torchgraft.errors import BadValue, NotFound
@@ -65,7 +66,7 @@ class Graph:
         if (origin := getattr(self, "_origin", None)) is not None:
             return self._make(target, args, kwargs, origin)
         used: list[Node] = []
-        meta.torch.fx.node.map_arg((args, kwargs), used.append)
+        map_arg((args, kwargs), used.append)
         order = {node: i for i, node in enumerate(self.gm.graph.nodes)}
         inputs = [node for node in order if node.op == "placeholder"]
         last = max([*used, *inputs[-1:]], key=order.__getitem__, default=None)
@@ -88,12 +89,8 @@ class Graph:
             node.replace_all_uses_with(value)
         else:
             for user in list(node.users):
-                user.args = meta.torch.fx.node.map_arg(
-                    user.args, lambda n: value if n is node else n
-                )
-                user.kwargs = meta.torch.fx.node.map_arg(
-                    user.kwargs, lambda n: value if n is node else n
-                )
+                user.args = map_arg(user.args, lambda n: value if n is node else n)
+                user.kwargs = map_arg(user.kwargs, lambda n: value if n is node else n)
         self.gm.graph.erase_node(node)
 
     def __str__(self) -> str:
@@ -101,7 +98,7 @@ class Graph:
 
 
 def _calls(node: Node, target: Any) -> bool:
-    return node.target == target or getattr(node.target, "overloadpacket", None) == target
+    return bool(node.target == target or getattr(node.target, "overloadpacket", None) == target)
 
 
 def text(gm: GraphModule) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.errors import UnsupportedFile
+from torchgraft.errors import UnsupportedFile, first_line
 
 
 def load(path: str | os.PathLike[str]) -> Any:
@@ -66,5 +66,4 @@ def _read(path: Any, read: Any) -> Any:
         try:
             return read(os.fspath(path))
         except Exception as error:
-            why = f"{type(error).__name__}: {str(error).strip().splitlines()[0:1]}"
-            raise UnsupportedFile(path, why, _FORMS) from error
+            raise UnsupportedFile(path, first_line(error), _FORMS) from error

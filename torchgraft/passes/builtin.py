@@ -74,9 +74,7 @@ def dead_code(gm: GraphModule, example_inputs: Sequence[Any], config: Config) ->
             gm.graph.erase_node(node)
 
 
-def common_subexpressions(
-    gm: GraphModule, example_inputs: Sequence[Any], config: Config
-) -> None:
+def common_subexpressions(gm: GraphModule, example_inputs: Sequence[Any], config: Config) -> None:
     """Compute once what is computed twice from the same inputs; two outputs stay two tensors."""
     seen: dict[Any, Node] = {}
     for node in list(gm.graph.nodes):
@@ -134,7 +132,8 @@ def _grows(node: Node, inputs: Any) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return True
-    return value.numel() * value.element_size() > 2 * sum(t.numel() * t.element_size() for t in inputs)
+    held = sum(t.numel() * t.element_size() for t in inputs)
+    return bool(value.numel() * value.element_size() > 2 * held)
 
 
 def _to_constant(gm: GraphModule, node: Node, value: Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import time
 from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
@@ -32,8 +34,6 @@ def passes_for(config: Config) -> list[Pass]:
 
 def _distinct(passes: Iterable[Pass]) -> list[Pass]:
     """One pass a name: the same function given twice runs twice, as `fn` and `fn#2`."""
-    import dataclasses
-
     counts: dict[str, int] = {}
     result = []
     for spec in passes:
@@ -60,7 +60,7 @@ def ordered(passes: Sequence[Pass]) -> list[Pass]:
         for spec in passes:
             if STAGES.index(earlier.stage) < STAGES.index(spec.stage):
                 edges[spec.name].add(earlier.name)
-    for one, two in zip(BUILTIN, BUILTIN[1:], strict=False):
+    for one, two in itertools.pairwise(BUILTIN):
         if one.name in by_name and two.name in by_name:
             edges[two.name].add(one.name)
     return [by_name[name] for name in _sorted(list(by_name), edges)]
@@ -113,8 +113,6 @@ def _run_one(spec: Pass, gm: GraphModule, example_inputs: Sequence[Any], config:
         time.perf_counter() - start,
         added=len(after - before.keys()),
         removed=len(before.keys() - after),
-        changed=sum(
-            before[n] != (n.target, n.args, n.kwargs) for n in after if n in before
-        ),
+        changed=sum(before[n] != (n.target, n.args, n.kwargs) for n in after if n in before),
         nodes=len(after),
     )

@@ -70,7 +70,8 @@ class Registry:
         _CURRENT.reset(self._scopes.tokens.pop())
 
 
-_CURRENT: ContextVar[Registry] = ContextVar("torchgraft_registry", default=Registry())
+_DEFAULT = Registry()
+_CURRENT: ContextVar[Registry] = ContextVar("torchgraft_registry", default=_DEFAULT)
 
 
 def current() -> Registry:

@@ -73,7 +73,7 @@ def fx_pass(
     """
 
     def decorate(fn: Callable[..., Any]) -> Pass:
-        title = name or getattr(fn, "__name__", type(fn).__name__)
+        title = name or str(getattr(fn, "__name__", type(fn).__name__))
         _check_arity(title, fn, 1, "a graft.Graph")
         spec = Pass(title, _stage(stage), fn, _names(before), _names(after), takes_graph=True)
         if register:

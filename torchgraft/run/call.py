@@ -148,5 +148,3 @@ def _result(call: Call, scope: dict[str, Any], flat: str) -> str:
         return f"tuple({flat})"
     scope |= {"unflatten": _torch.unflatten, "tree": tree}
     return f"unflatten({flat}, tree)"
-
-

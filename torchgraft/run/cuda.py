@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgraft import _torch
+from torchgraft.errors import first_line
 from torchgraft.report import Report
 
 MOST_SHAPES = 16
@@ -75,12 +76,13 @@ class Captured:
         ]
         moves = tuple(i for i, (a, b) in enumerate(zip(args, inputs, strict=True)) if a is not b)
         if why := _uncapturable(args):
-            return self._refuse(why)
+            self._refuse(why)
+            return None
         kept = {i: inputs[i].clone() for i in self._written if i in self._static}
         states = torch.cuda.get_rng_state()
         graph = torch.cuda.CUDAGraph()
         try:
-            side = torch.cuda.Stream()
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):  # lazy loading and tuning must not meet the capture
                 self._run(list(inputs))
@@ -89,7 +91,8 @@ class Captured:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 outputs = self._run(list(inputs))
         except Exception as error:
-            return self._refuse(f"{type(error).__name__}: {str(error).strip().splitlines()[0:1]}")
+            self._refuse(first_line(error))
+            return None
         finally:
             torch.cuda.set_rng_state(states)
             for i, value in kept.items():
@@ -144,7 +147,8 @@ def _aliases(inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[int, int]:
 
 def _same_view(output: Tensor, inputs: Sequence[Any], args: Sequence[Any], index: int) -> Tensor:
     """The view of the caller's input that `output` is of the graph's own copy of it."""
-    own, theirs = inputs[index], args[index]
+    own: Tensor = inputs[index]
+    theirs: Tensor = args[index]
     if output.dtype != own.dtype:
         return output.clone()
     offset = output.storage_offset() - own.storage_offset() + theirs.storage_offset()

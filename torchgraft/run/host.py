@@ -23,9 +23,7 @@ class Kernel:
     boxed: bool = False
 
 
-def link(
-    plan: Plan, kernels: Mapping[str, Kernel], constants: Mapping[str, Any]
-) -> _torch.Flat:
+def link(plan: Plan, kernels: Mapping[str, Kernel], constants: Mapping[str, Any]) -> _torch.Flat:
     """A function that runs the plan on the caller's stream: list of inputs in, outputs out."""
     if (only := _only_kernel(plan, kernels)) is not None:
         return only
