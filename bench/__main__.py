@@ -39,10 +39,16 @@ def _time(
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     rows: list[measure.Timing] = []
     for model in models:
-        timings = measure.measure(model, wanted, setup)
+        timings = measure.measure(model, wanted, setup, _tell)
         rows += timings
         report.show_timings(model, timings, setup.device)
         report.write(path, about, rows)  # after each: a long run that is cut short keeps some
+
+
+def _tell(timing: measure.Timing) -> None:
+    built = "built" if timing.build_s is None else f"built in {timing.build_s:.1f} s"
+    state = built if timing.status == "ok" else f"{timing.status}: {timing.note}"
+    click.echo(f"{timing.model} {timing.peer}: {state}", err=True)
 
 
 def _everything() -> list[str]:

@@ -1,7 +1,7 @@
 """CPU seconds to compile, each in a fresh process with an empty cache; children are counted.
 
-Every process first compiles a one-op graph with Inductor, outside the clock: finding the compiler and
-importing the code generator are the same for all and are not what is compared.
+Every process first compiles a one-op graph with Inductor, outside the clock: finding the compiler
+and importing the code generator are the same for all and are not what is compared.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _here(model: str, way: str) -> dict[str, Any]:
             cpu, wall = _cpu(), time.perf_counter()
             go()
         return {"cpu_s": _cpu() - cpu, "wall_s": time.perf_counter() - wall}
-    except Exception as failure:  # noqa: BLE001  (whatever it is, it is this way's result)
+    except Exception as failure:  # whatever it is, it is this way's result
         return {"cpu_s": None, "wall_s": None, "note": first_line(failure)}
 
 

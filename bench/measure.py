@@ -1,12 +1,13 @@
 """Timings of several peers on one model: a process each, interleaved rounds, answers checked.
 
-Each peer lives in its own process, so that one peer's caches, threads and crashes are not another's.
-The parent asks them for one sample in turn; load on the machine then falls on all of them alike.
+Each peer lives in its own process, so that one peer's caches, threads and crashes are not
+another's. The parent asks them for one sample in turn; load then falls on all of them alike.
 """
 
 from __future__ import annotations
 
 import copy
+import faulthandler
 import math
 import multiprocessing
 import os
@@ -176,6 +177,7 @@ def _sample(run: peers.Run, args: models.Args, device: str, calls: int) -> Sampl
 def _work(link: Connection, model: str, peer: str, setup: Setup, scratch: Path) -> None:
     log = os.open(scratch / f"{peer}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1), os.dup2(log, 2)  # autotuning and exporters talk; the table should not
+    faulthandler.enable()
     torch.set_num_threads(1)
     try:
         case = models.build(model).to(setup.device, getattr(torch, setup.dtype))
@@ -198,7 +200,7 @@ def _work(link: Connection, model: str, peer: str, setup: Setup, scratch: Path) 
         link.send(("skipped", str(reason), 0.0))
     except (EOFError, KeyboardInterrupt):
         pass
-    except Exception as failure:  # noqa: BLE001  (whatever it is, it is this peer's result)
+    except Exception as failure:  # whatever it is, it is this peer's result
         link.send(("failed", first_line(failure), 0.0))
 
 
@@ -211,17 +213,22 @@ def first_line(failure: BaseException) -> str:
 # ---------------------------------------------------------------- in the parent
 
 
+def start_method(device: str) -> Any:
+    """The context to start workers with: a fork shares weights and imports, but not CUDA."""
+    spawn = device == "cuda" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return multiprocessing.get_context("spawn" if spawn else "fork")
+
+
 class _Worker:
     """A peer's process, as the parent sees it: `start`, then `sample` until `stop`."""
 
     def __init__(self, model: str, peer: str, setup: Setup, scratch: Path) -> None:
         self.timing = Timing(model, peer, "failed")
-        self.setup = setup
-        # A fork shares the weights and the imports; CUDA does not survive one.
-        context = multiprocessing.get_context("spawn" if setup.device == "cuda" else "fork")
+        self.setup, self.log = setup, scratch / f"{peer}.log"
+        context = start_method(setup.device)
         self.link, far = context.Pipe()
         arguments = (far, model, peer, setup, scratch)
-        self.process = context.Process(target=_work, args=arguments)  # type: ignore[attr-defined]
+        self.process = context.Process(target=_work, args=arguments)
         self.process.start()
         far.close()
 
@@ -232,7 +239,14 @@ class _Worker:
             return self.link.recv()
         except EOFError:
             self.process.join(5)
-            raise RuntimeError(f"process ended, exit code {self.process.exitcode}") from None
+            note = f"process ended, exit code {self.process.exitcode}{self._crash()}"
+            raise RuntimeError(note) from None
+
+    def _crash(self) -> str:
+        """Where faulthandler saw it crash, if it did."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        current = text.partition("Current thread")[2].splitlines()
+        return next((f", at {line.strip()}" for line in current if line.startswith("  File ")), "")
 
     def start(self) -> None:
         try:
@@ -260,11 +274,17 @@ class _Worker:
             self.process.join()
 
 
-def measure(model: str, chosen: Iterable[str], setup: Setup) -> list[Timing]:
+def measure(
+    model: str,
+    chosen: Iterable[str],
+    setup: Setup,
+    tell: Callable[[Timing], object] = lambda timing: None,
+) -> list[Timing]:
     """Timings of the chosen peers on one model, in the order asked for; eager is always run.
 
     A peer is right when its error is within the case's tolerance, or within four times eager's own
-    error at this precision. A wrong one is timed too, and marked WRONG.
+    error at this precision. A wrong one is timed too, and marked WRONG. `tell` hears of each
+    peer once it is built, which can take minutes.
     """
     order = list(dict.fromkeys(["eager", *chosen]))
     torch.set_num_threads(1)
@@ -278,6 +298,7 @@ def measure(model: str, chosen: Iterable[str], setup: Setup) -> list[Timing]:
                 worker = _Worker(model, peer, setup, scratch)
                 workers.append(worker)
                 worker.start()
+                tell(worker.timing)
             _judge([worker.timing for worker in workers], case.tolerance)
             _rounds(workers, setup)
         finally:

@@ -152,7 +152,8 @@ def _trained_looking(model: nn.Module) -> nn.Module:
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         if isinstance(module, nn.BatchNorm2d):
-            assert module.running_mean is not None and module.running_var is not None
+            assert module.running_mean is not None
+            assert module.running_var is not None
             nn.init.uniform_(module.weight, 0.6, 1.2)
             nn.init.normal_(module.bias, std=0.1)
             nn.init.normal_(module.running_mean, std=0.1)

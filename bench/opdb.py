@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
-import multiprocessing
 import random
 import re
 import sys
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from bench.measure import first_line
+from bench.measure import first_line, start_method
 
 # (rtol, atol) by what the output holds. Compiled float code may reassociate and contract.
 TOLERANCE = {
@@ -63,7 +62,7 @@ def database() -> dict[str, Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     # The import forbids `torch.backends.x = ...` in the whole process; allow it again.
-    torch.backends.__allow_nonbracketed_mutation_flag = True  # type: ignore[attr-defined]
+    torch.backends.__allow_nonbracketed_mutation_flag = True
     return {op.full_name: op for op in op_db}
 
 
@@ -213,7 +212,7 @@ def check(
                 reason = reason or str(skip)
     except _Skip as skip:
         return Result(name, label, "skipped", str(skip))
-    except Exception as failure:  # noqa: BLE001  (whatever it is, it is this op's result)
+    except Exception as failure:  # whatever it is, it is this op's result
         return Result(name, label, "failed", first_line(failure))
     finally:
         torch._dynamo.reset()
@@ -251,15 +250,15 @@ def run(
 ) -> Iterator[Result]:
     """Results, a chunk at a time; an op that crashes its worker or takes too long is a failure."""
     database()  # before the fork, so that workers need not import it
-    method = "spawn" if options.get("device") == "cuda" else "fork"
-    context = multiprocessing.get_context(method)
+    # That import initialises CUDA where there is any, so the device asked for does not decide.
+    context = start_method(options.get("device", "cpu"))
     names = list(names)
     for dtype in dtypes:
         pending = names[:]
         while pending:
             link, far = context.Pipe()
             arguments = (far, pending[:chunk], options | {"dtype": dtype})
-            worker = context.Process(target=_work, args=arguments)  # type: ignore[attr-defined]
+            worker = context.Process(target=_work, args=arguments)
             worker.start()
             far.close()
             results = _collect(link, worker, pending[:chunk], dtype, patience)
