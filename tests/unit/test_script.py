@@ -123,12 +123,28 @@ def test_resnet(form: str, training: bool) -> None:
     assert set(exported.state_dict) == set(scripted.state_dict())
 
 
-def test_loaded_parameters_are_the_same_tensors() -> None:
+def test_loaded_parameters_share_memory_and_are_left_as_they_are() -> None:
     loaded = reload(script(nn.Linear(2, 2)))
     module = to_module(loaded).module
+    assert type(loaded.weight) is Tensor
     assert isinstance(module.weight, nn.Parameter)
-    module(torch.ones(1, 2)).sum().backward()
-    assert loaded.weight.grad is module.weight.grad is not None
+    assert module.weight.requires_grad
+    with torch.no_grad():
+        loaded.weight.fill_(3)
+        loaded.bias.zero_()
+    same(module(torch.ones(1, 2)), torch.full((1, 2), 6.0))
+    module.load_state_dict(nn.Linear(2, 2).state_dict())
+    x = torch.randn(1, 2)
+    same(module(x), loaded(x))
+
+
+def test_tied_parameters_stay_tied() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    for source in (script(model), reload(script(model))):
+        module = to_module(source).module
+        assert module.get_parameter("0.weight") is module.get_parameter("1.weight")
+        assert module.state_dict().keys() == model.state_dict().keys()
 
 
 class Shapes(nn.Module):
@@ -299,6 +315,29 @@ def test_lists_dicts_and_unrolled_loops() -> None:
     same(torch.compile(translated.module, backend="eager", fullgraph=True)(x), translated.module(x))
 
 
+class Carried(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = [0]
+
+    def forward(self, x: Tensor, n: int) -> Tensor:
+        a, b, c, d = 0, 0, 0, 0
+        for _ in range(6):
+            if a > 2:
+                x = x + 1
+            a, b, c, d = b, c, d, n
+        self.seen.append(1)
+        if len(self.seen) > 3:
+            x = x * 2
+        return x
+
+
+def test_what_a_branch_hangs_on_goes_round_loops_and_through_state() -> None:
+    for n in (1, 5):
+        translated = check(script(Carried()), torch.ones(2), n)
+    assert kinds(translated) == [("if", "argument")] * 2
+
+
 class Early(nn.Module):
     def forward(self, x: Tensor, k: int) -> tuple[Tensor, int]:
         for i in range(k):
@@ -363,6 +402,17 @@ class Text(nn.Module):
         assert x.dim() == 1, "flat only"
         shown = "{} of {}".format(s, x.size(0))  # noqa: UP032
         return shown, "%d-%s" % (3, s), s.upper() + "'\"\n", s.split(","), s[1:], "b" in s  # noqa: UP031
+
+
+class Search(nn.Module):
+    def forward(self, s: str) -> tuple[list[int], list[bool], str]:
+        where = [s.find("c"), s.rfind("c"), s.index("c"), s.rindex("c"), s.count("c")]
+        where += [s.find("c", 0, -2), s.find("c", -1), s.count("c", 0, 2), [1, 2, 1].count(1)]
+        return where, [s.endswith("c"), s.startswith("a", 0, 1)], "%s" % s  # noqa: UP031
+
+
+def test_searches_go_to_the_end_of_the_string() -> None:
+    check(script(Search()), "abc")
 
 
 def test_strings_and_raise() -> None:
