@@ -170,3 +170,50 @@ class UnsupportedScript(GraftError):
             f"{line or 'TorchScript'}: cannot translate {kind}: {why}.\n"
             f"Keep this module in torch, or rewrite that line and script it again."
         )
+
+
+class BadPrototype(GraftError):
+    """An operator prototype (a REG_OP header or a JSON file) that cannot be read."""
+
+    def __init__(self, where: str, found: str, expected: str) -> None:
+        self.where, self.found, self.expected = where, found, expected
+        super().__init__(f"{where}: found {found}, expected {expected}.")
+
+
+class WrongDtype(GraftError):
+    """An input of an op has a dtype that its prototype does not allow."""
+
+    def __init__(
+        self, op: str, name: str, dtype: str, allowed: Iterable[str], why: str = ""
+    ) -> None:
+        self.op, self.name, self.dtype, self.why = op, name, dtype, why
+        self.allowed = tuple(allowed)
+        because = f" ({why})" if why else ""
+        super().__init__(
+            f"{op}: input {name!r} is {dtype}; allowed: {', '.join(self.allowed)}{because}.\n"
+            f"Convert the input with .to(...), or widen the prototype."
+        )
+
+
+class NotRegistered(GraftError):
+    """An op was called by name and nothing has declared it."""
+
+    def __init__(self, op: str, known: Iterable[str]) -> None:
+        self.op = op
+        space, _, name = op.rpartition("::")
+        near = difflib.get_close_matches(name, [k for k in known if not k.startswith("_")], n=1)
+        hint = f" Did you mean '{space}::{near[0]}'?" if near else ""
+        super().__init__(
+            f"{op} is not registered.{hint}\n"
+            f"Load its prototype first, or declare it with @graft.op({op!r})."
+        )
+
+
+class MissingPackage(GraftError):
+    """A feature needs a package that is not installed."""
+
+    def __init__(self, feature: str, package: str, extra: str) -> None:
+        self.feature, self.package, self.extra = feature, package, extra
+        super().__init__(
+            f"{feature} needs {package}.\nInstall it with: pip install 'torchgraft[{extra}]'"
+        )
