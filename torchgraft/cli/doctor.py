@@ -188,5 +188,7 @@ def _program(mode: str, device: str) -> Check:
     if mode == "eager" or report.regions:
         return Check(name, OK, found)
     reason = report.fallbacks[0].reason
-    failed = reason.startswith("the code generator failed")
-    return Check(name, BROKEN if failed else MISSING, found, reason)
+    if not reason.startswith("the code generator failed"):
+        return Check(name, MISSING, found, reason)
+    fix = "Check that the compiler works and that Python's headers are installed."
+    return Check(name, BROKEN, found, f"{reason}\n{fix}")
