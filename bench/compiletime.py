@@ -1,7 +1,9 @@
 """CPU seconds to compile, each in a fresh process with an empty cache; children are counted.
 
-Every process first compiles a one-op graph with Inductor, outside the clock: finding the compiler
-and importing the code generator are the same for all and are not what is compared.
+Every process first compiles a small graph with Inductor, frozen and not, outside the clock: finding
+the compiler and loading the code generator are the same for all and are not what is compared.
+Compare like with like: `graft` with `capture` + `inductor-frozen`, `graft-live` (weights not frozen)
+with `capture` + `inductor`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import torch
 from bench import models
 from bench.measure import first_line
 
-WAYS = ("capture", "inductor", "compile", "graft", "graft-max")
+WAYS = ("capture", "inductor", "graft-live", "inductor-frozen", "graft", "compile")
 
 
 @dataclass(frozen=True)
@@ -37,25 +39,32 @@ class Cost:
     note: str = ""
 
 
-def _inductor(model: Any, args: models.Args) -> Callable[[], object]:
+def _inductor(model: Any, args: models.Args, frozen: bool = False) -> Callable[[], object]:
     """Inductor alone: the exported graph is made here, outside the clock."""
     from torch._inductor import compile as compile_graph
+    from torch._inductor import config
 
     graph = torch.export.export(model, args).module()
-    return lambda: compile_graph(graph, list(args))(*args)
+
+    def go() -> object:
+        with config.patch(freezing=frozen):
+            return compile_graph(graph, list(args))(*args)
+
+    return go
 
 
 def _prepare(way: str, case: models.Case) -> Callable[[], object]:
     """What to time; everything that should not be counted is done by now."""
     model, args = case.model, case.args
-    if way == "inductor":
-        return _inductor(model, args)
+    if way.startswith("inductor"):
+        return _inductor(model, args, frozen=way.endswith("frozen"))
     if way == "capture":
         return lambda: torch.export.export(model, args)  # type: ignore[arg-type]
     if way == "compile":
         return lambda: torch.compile(model)(*args)
     graft = importlib.import_module("torchgraft")
-    config = graft.Config(mode={"graft": "default", "graft-max": "max-autotune"}[way])
+    mode = "max-autotune" if way == "graft-max" else "default"
+    config = graft.Config(mode=mode, freeze=way != "graft-live")
     return lambda: graft.compile(model, inputs=args, config=config)(*args)
 
 
@@ -69,8 +78,8 @@ def _here(model: str, way: str) -> dict[str, Any]:
     try:
         case = models.build(model)
         with torch.no_grad():
-            warm = models.build("empty")
-            _inductor(warm.model, warm.args)()
+            for frozen in (False, True):
+                _inductor(torch.nn.Linear(4, 4), (torch.ones(2, 4),), frozen)()
             go = _prepare(way, case)
             cpu, wall = _cpu(), time.perf_counter()
             go()

@@ -163,9 +163,12 @@ class Compiled:
             for attribute, constant in source.constants.items():
                 setattr(root, attribute, constant)
             for name, weight in source.weights.items():
-                root.register_buffer(weight.attribute, state_dict[name].detach().clone())
+                root.register_buffer(weight.attribute, state_dict[name].detach())
             gm = GraphModule(root, copy.deepcopy(graph))
             gm.meta.update(gm_meta)
+            gm.meta["borrowed"] = frozenset(
+                state_dict[name].untyped_storage().data_ptr() for name in source.weights
+            )
             programs.append(self._build(gm, source))
         self._link(programs)
 

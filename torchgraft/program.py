@@ -136,12 +136,21 @@ class _Linker:
         """A node's argument with buffers for nodes; constants are noted on the way."""
         if isinstance(arg, Node):
             if arg.op == "get_attr":
-                self.constants[str(arg.target)] = meta.attribute(self.gm, str(arg.target))
+                held = meta.attribute(self.gm, str(arg.target))
+                self.constants.setdefault(str(arg.target), self._own(held))
             return self._number(arg)
         if isinstance(arg, (list, tuple)):
             items = [self._argument(item) for item in arg]
             return items if isinstance(arg, list) else tuple(items)
         return arg if is_literal(arg) else self._object(arg)
+
+    def _own(self, constant: Any) -> Any:
+        """A constant that nobody outside can change: a copy where it is a weight of the module."""
+        borrowed: frozenset[int] = self.gm.meta.get("borrowed", frozenset())
+        if not isinstance(constant, Tensor) or constant.layout != torch.strided:
+            return constant
+        shared = constant.untyped_storage().data_ptr() in borrowed
+        return constant.clone(memory_format=torch.preserve_format) if shared else constant
 
     def _object(self, value: Any) -> Buffer:
         """A constant for an argument that has no text form, such as an operator or a function."""
@@ -160,12 +169,14 @@ class _Linker:
                 inner,
                 [n.meta["val"] for n in inputs],
                 self.config,
-                self.role.is_inference,
-                self.role.is_backward,
+                is_inference=self.role.is_inference,
+                is_backward=self.role.is_backward,
+                own=self._own,
             )
         except Exception as error:
-            log.debug("torchgraft: %s goes to ATen", unit.name, exc_info=True)
             why = f"the code generator failed on {unit.name}: {first_line(error)}"
+            log.warning("torchgraft: %s, so it runs on ATen", why)
+            log.debug("torchgraft: the generator's failure", exc_info=True)
             self._calls(unit, Place(ATEN, why))
             return
         self.kernels[unit.name] = host.Kernel(run, boxed=True)

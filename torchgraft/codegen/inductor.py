@@ -15,17 +15,21 @@ from torchgraft.config import Config
 
 log = logging.getLogger("torchgraft")
 
-Generate = Callable[..., _torch.Flat]
-"""A code generator: `(gm, fake inputs, config, is_inference, is_backward)` gives a callable."""
-
 
 def generate(
-    gm: GraphModule, inputs: Sequence[Any], config: Config, is_inference: bool, is_backward: bool
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    config: Config,
+    *,
+    is_inference: bool,
+    is_backward: bool,
+    own: Callable[[Any], Any],
 ) -> _torch.Flat:
-    """Code for one region. `gm` is the generator's to change."""
+    """Code for one region. `gm` is the generator's to change; constants it keeps go through
+    `own`, which copies those that belong to the caller."""
     options = {**_torch.mode_options(_MODES.get(config.mode, config.mode)), **config.inductor}
     return _torch.inductor_compile(
-        gm, inputs, options=options, is_inference=is_inference, is_backward=is_backward
+        gm, inputs, options=options, is_inference=is_inference, is_backward=is_backward, own=own
     )
 
 

@@ -1,7 +1,7 @@
 """Front ends: any program becomes one functional ATen graph with its inputs described.
 
 `nn.Module`, functions and GraphModules go through torch.export; TorchScript becomes a module first
-(`fx/script.py`), an ExportedProgram is taken as it is. torch.compile has its own door (`backend`).
+(`fx/script`), an ExportedProgram is taken as it is. torch.compile has its own door (`backend`).
 """
 
 from __future__ import annotations
@@ -153,6 +153,9 @@ class _Unlift:
         for node in gm.graph.nodes:
             if node.op == "get_attr" and "val" not in node.meta:
                 node.meta["val"] = meta.compute(gm, node)
+        # The weights are the module's own still; what is left of them in the end is copied.
+        weights = [getattr(self.root, weight.attribute) for weight in self.weights.values()]
+        gm.meta["borrowed"] = frozenset(w.untyped_storage().data_ptr() for w in weights)
         dialect.canonicalise(gm)
         if self.declared is not None:
             _check_dynamic(specs, self.declared, gm)
@@ -206,7 +209,7 @@ class _Unlift:
                 self._hold(attribute, tensor)
             else:
                 attribute = f"_weight{len(self.weights)}"
-                self.root.register_buffer(attribute, tensor.clone())
+                self.root.register_buffer(attribute, tensor)
                 self.weights[name] = Weight(attribute, node.meta["val"])
             copied = self.graph.create_node("get_attr", attribute, name=node.name)
             copied.meta = {"val": node.meta["val"], **({} if constant else {"weight": name})}

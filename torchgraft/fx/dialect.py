@@ -73,11 +73,9 @@ def decompositions() -> dict[Any, Any]:
     return {**_torch.core_decompositions(), **_OWN}
 
 
-def export_decompositions() -> Any:
+def export_decompositions() -> dict[Any, Any]:
     """The same for `ExportedProgram.run_decompositions`."""
-    table = _torch.export_decompositions()
-    table.update(_OWN)
-    return table
+    return {**_torch.export_decompositions(), **_OWN}
 
 
 def canonicalise(gm: GraphModule) -> None:

@@ -87,6 +87,8 @@ class Graph:
         """Let everything that used `node` use `value` (a node or a constant); drop `node`."""
         if isinstance(value, Node):
             node.replace_all_uses_with(value)
+            if "stack_trace" in node.meta:
+                value.meta.setdefault("stack_trace", node.meta["stack_trace"])
         else:
             for user in list(node.users):
                 user.args = map_arg(user.args, lambda n: value if n is node else n)

@@ -139,7 +139,8 @@ def _grows(node: Node, inputs: Any) -> bool:
 def _to_constant(gm: GraphModule, node: Node, value: Tensor) -> None:
     name = f"_folded_{node.name}"
     gm.register_buffer(name, value, persistent=False)
-    with gm.graph.inserting_before(node):
+    first = next(n for n in gm.graph.nodes if n.op not in ("placeholder", "get_attr"))
+    with gm.graph.inserting_before(first):  # constants come first, so that any node can read them
         constant = gm.graph.create_node("get_attr", name)
     constant.meta = {**node.meta, "weight": name}
     node.replace_all_uses_with(constant)
