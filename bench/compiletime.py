@@ -2,8 +2,8 @@
 
 Every process first compiles a small graph with Inductor, frozen and not, outside the clock: finding
 the compiler and loading the code generator are the same for all and are not what is compared.
-Compare like with like: `graft` with `capture` + `inductor-frozen`, `graft-live` (weights not frozen)
-with `capture` + `inductor`.
+Compare like with like: `graft` with `capture` + `inductor-frozen`, `graft-live` (weights not
+frozen) with `capture` + `inductor`.
 """
 
 from __future__ import annotations

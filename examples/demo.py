@@ -70,8 +70,6 @@ def merge_projections(graph: graft.Graph) -> None:
         weights = [arg for node in nodes for arg in (node.args[0], node.args[2])]
         if len(nodes) < 2 or any(weight.op != "get_attr" for weight in weights):
             continue
-        for weight in weights:
-            graph.inputs[-1].append(weight)  # a constant may move up, where all can use it
         with graph.before(nodes[0]):
             bias = graph.call(aten.cat.default, [node.args[0] for node in nodes])
             weight = graph.call(aten.cat.default, [node.args[2] for node in nodes], 1)

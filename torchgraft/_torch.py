@@ -240,7 +240,7 @@ def _type_key(used: list[Node], fakes: list[Any]) -> Callable[[Node], Any]:
         kind = (value.dtype, value.device, value.layout, value.requires_grad)
         return (used.index(node), tuple(value.shape), value.stride(), *map(str, kind))
 
-    return lambda node: repr(key(node))  # type: ignore[return-value]
+    return lambda node: repr(key(node))
 
 
 def _inline(gm: GraphModule, node: Node, used: list[Node], part: GraphModule, prefix: str) -> None:
@@ -261,7 +261,7 @@ def _inline(gm: GraphModule, node: Node, used: list[Node], part: GraphModule, pr
         node.replace_all_uses_with(result)
     else:
         for user in list(node.users):  # several results: each user takes one of them
-            user.replace_all_uses_with(result[user.args[1]])  # type: ignore[index]
+            user.replace_all_uses_with(result[user.args[1]])
             gm.graph.erase_node(user)
     gm.graph.erase_node(node)
 

@@ -1,0 +1,149 @@
+"""On a CUDA device: every mode, captured graphs, and what must stay right inside them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from models import CASES, Mlp
+from torch import Tensor, nn
+
+import torchgraft as graft
+
+pytestmark = pytest.mark.cuda
+
+MODES = ["eager", "default", "reduce-overhead", "max-autotune"]
+
+
+def on_gpu(case: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    model, args = CASES[case]()
+    return model.cuda(), tuple(arg.cuda() for arg in args)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CASES)
+def test_results_agree_with_eager(case: str, mode: str) -> None:
+    model, args = on_gpu(case)
+    compiled = graft.compile(model, args, mode=mode)
+    for _ in range(3):
+        fresh = tuple(a.clone() if a.dtype == torch.int64 else torch.randn_like(a) for a in args)
+        want = model(*(a.clone() for a in fresh))
+        torch.testing.assert_close(compiled(*fresh), want, rtol=1e-3, atol=1e-3)
+    captured = mode in ("reduce-overhead", "max-autotune")
+    assert not captured or not any("not captured" in note for note in compiled.report.notes)
+
+
+def test_a_captured_program_gives_fresh_outputs() -> None:
+    model, (x,) = on_gpu("mlp")
+    compiled = graft.compile(model, (x,), mode="reduce-overhead")
+    one = compiled(x)
+    kept = one.clone()
+    compiled(torch.randn_like(x))
+    assert torch.equal(one, kept)
+
+
+def test_a_captured_program_writes_inputs_and_buffers_once_a_call() -> None:
+    class Count(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Any:
+            self.calls += 1
+            x.mul_(2)
+            return x, x.view(-1), x + self.calls
+
+    model = Count().cuda()
+    twin = copy.deepcopy(model)
+    x = torch.ones(2, 3, device="cuda")
+    compiled = graft.compile(model, (x.clone(),), mode="reduce-overhead")
+    for _ in range(3):
+        ours, theirs = x.clone(), x.clone()
+        got, want = compiled(ours), twin(theirs)
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(ours, theirs)
+        assert got[1].data_ptr() == ours.data_ptr()
+    assert model.calls == 3
+
+
+def test_random_operators_follow_the_seed_under_capture() -> None:
+    x = torch.ones(256, device="cuda")
+    run = graft.compile(lambda x: torch.rand_like(x) + x, (x,), mode="reduce-overhead")
+
+    def drawn(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return run(x)
+
+    first = drawn(3)
+    assert not torch.equal(first, run(x))
+    assert torch.equal(first, drawn(3))
+
+
+def test_a_weight_that_moved_is_captured_again() -> None:
+    model = Mlp().cuda()
+    x = torch.randn(2, 8, device="cuda")
+    run = torch.compile(model, backend="torchgraft", mode="reduce-overhead")
+    with torch.no_grad():
+        run(x)
+        model.up.weight.mul_(2)
+        torch.testing.assert_close(run(x), model(x), rtol=1e-3, atol=1e-3)
+        model.up.weight.data = torch.randn_like(model.up.weight)
+        torch.testing.assert_close(run(x), model(x), rtol=1e-3, atol=1e-3)
+
+
+def test_each_shape_of_a_range_gets_its_own_graph() -> None:
+    model = Mlp().cuda()
+    spec = graft.Input(min_shape=(2, 8), max_shape=(64, 8))
+    compiled = graft.compile(model, (spec,), mode="reduce-overhead")
+    for rows in (2, 40, 7, 40, 64):
+        x = torch.randn(rows, 8, device="cuda")
+        torch.testing.assert_close(compiled(x), model(x).detach(), rtol=1e-3, atol=1e-3)
+
+
+def test_what_cannot_be_captured_runs_and_says_why() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x[x > 0] * 2
+
+    x = torch.randn(64, device="cuda")
+    compiled = graft.compile(fn, (x,), mode="reduce-overhead")
+    torch.testing.assert_close(compiled(x), fn(x))
+    torch.testing.assert_close(compiled(-x), fn(-x))
+    assert any("not captured" in note for note in compiled.report.notes)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_training(mode: str) -> None:
+    model, args = on_gpu("cnn")
+    model.train()
+    twin = copy.deepcopy(model)
+    run = torch.compile(model, backend="torchgraft", mode=mode)
+    for module, call in ((model, run), (twin, twin)):
+        optimiser = torch.optim.SGD(module.parameters(), lr=0.01)
+        for _ in range(4):
+            optimiser.zero_grad()
+            call(*args).square().mean().backward()
+            optimiser.step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, twin.state_dict()[name], rtol=1e-3, atol=1e-3, msg=name)
+
+
+def test_the_callers_stream_is_respected() -> None:
+    model = Mlp().cuda()
+    x = torch.randn(2, 8, device="cuda")
+    compiled = graft.compile(model, (x,), mode="reduce-overhead")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(10_000_000)
+        late = torch.randn(2, 8, device="cuda")
+        out = compiled(late)
+    side.synchronize()
+    torch.testing.assert_close(out, model(late).detach(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_cpu_tensor_for_a_cuda_program_is_named() -> None:
+    model, (x,) = on_gpu("mlp")
+    compiled = graft.compile(model, (x,), mode="eager")
+    with pytest.raises(graft.GraftError, match=r"'x': declared device cuda:0, got cpu"):
+        compiled(x.cpu())
