@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 Flat = Callable[[list[Any]], Sequence[Any]]
@@ -202,70 +201,6 @@ def retrace(
         return make_fx(fn, decomposition_table=dict(table))(*inputs)
 
 
-def decompose(
-    gm: GraphModule, inputs: Sequence[Any], table: Mapping[Any, Callable[..., Any]]
-) -> GraphModule:
-    """The graph with every call that `table` decomposes replaced by its parts.
-
-    Calls of one operator on equal types are traced once: a model is the same layer many times.
-    With symbolic sizes the whole graph is traced again instead, because a part may need any size.
-    """
-    if any(symbols_of(leaf) for n in gm.graph.nodes for leaf in flatten(n.meta.get("val"))[0]):
-        return retrace(gm, inputs, table)
-    traced: dict[Any, GraphModule] = {}
-    for node in list(gm.graph.nodes):
-        if node.op == "call_function" and node.target in table:
-            used = list(node.all_input_nodes)
-
-            def call(*values: Any, node: Node = node, used: list[Node] = used) -> Any:
-                known = dict(zip(used, values, strict=True))
-                args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
-                return node.target(*args, **kwargs)  # type: ignore[operator]
-
-            fakes = [n.meta["val"] for n in used]
-            key = repr((node.target, map_arg((node.args, node.kwargs), _type_key(used, fakes))))
-            if key not in traced:
-                traced[key] = retrace(call, fakes, table)
-            _inline(gm, node, used, traced[key], f"part{len(traced)}_")
-    return gm
-
-
-def _type_key(used: list[Node], fakes: list[Any]) -> Callable[[Node], Any]:
-    """What stands for an input in a key: which input it is, and its type."""
-
-    def key(node: Node) -> Any:
-        value = fakes[used.index(node)]
-        if not isinstance(value, Tensor):
-            return (used.index(node), repr(value))
-        kind = (value.dtype, value.device, value.layout, value.requires_grad)
-        return (used.index(node), tuple(value.shape), value.stride(), *map(str, kind))
-
-    return lambda node: repr(key(node))
-
-
-def _inline(gm: GraphModule, node: Node, used: list[Node], part: GraphModule, prefix: str) -> None:
-    env: dict[Node, Any] = {}
-    sources = iter(used)
-    with gm.graph.inserting_before(node):
-        for inner in part.graph.nodes:
-            if inner.op == "placeholder":
-                env[inner] = next(sources)
-            elif inner.op == "output":
-                result = map_arg(inner.args[0], env.__getitem__)
-            else:
-                env[inner] = gm.graph.node_copy(inner, env.__getitem__)
-                if inner.op == "get_attr":
-                    env[inner].target = prefix + str(inner.target)
-                    setattr(gm, env[inner].target, getattr(part, str(inner.target)))
-    if isinstance(result, Node):
-        node.replace_all_uses_with(result)
-    else:
-        for user in list(node.users):  # several results: each user takes one of them
-            user.replace_all_uses_with(result[user.args[1]])
-            gm.graph.erase_node(user)
-    gm.graph.erase_node(node)
-
-
 def is_op(target: Any) -> bool:
     """Whether a call's target is an operator of torch's registry."""
     return isinstance(target, torch._ops.OpOverload)
@@ -382,13 +317,13 @@ def inductor_compile(
     is_backward: bool,
     own: Callable[[Any], Any] = lambda constant: constant,
 ) -> Flat:
-    """Generate code for a graph in our dialect. The caller owns `gm`'s copy: it is changed.
+    """Generate code for a graph decomposed as Inductor wants it; `gm` is changed.
 
     The same steps that `torch._inductor.compile_fx` takes behind AOTAutograd, from the point where
-    the graph is functional: Inductor's decompositions, its joint passes, freezing where constants
-    are held, then `compile_fx_inner`, Inductor's interface for one graph. What is left of the
-    constants after freezing goes through `own`. `standalone_compile`
-    would run AOTAutograd a second time and leave its wrapper in every call (5 µs against 1).
+    the graph is functional and decomposed: its joint passes, freezing where weights are held, then
+    `compile_fx_inner`, Inductor's interface for one graph. What is left of the constants after
+    freezing goes through `own`. `standalone_compile` would run AOTAutograd a second time and leave
+    its wrapper in every call (5 µs against 1).
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx, config
@@ -398,7 +333,6 @@ def inductor_compile(
     frozen = is_inference and any("weight" in node.meta for node in gm.graph.nodes)
     settings = {"freezing": True, "freezing_discard_parameters": False} if frozen else {}
     with config.patch({**settings, **options}), tracing(TracingContext(mode)):
-        gm = decompose(gm, inputs, inductor_decompositions())
         if is_inference:
             gm = _joint_passes(gm, inputs)
         extra: dict[str, Any] = {}

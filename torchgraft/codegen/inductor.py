@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from torchgraft import _torch
+from torchgraft.codegen.decompose import decompose
 from torchgraft.config import Config
 
 log = logging.getLogger("torchgraft")
@@ -28,6 +29,7 @@ def generate(
     """Code for one region. `gm` is the generator's to change; constants it keeps go through
     `own`, which copies those that belong to the caller."""
     options = {**_torch.mode_options(_MODES.get(config.mode, config.mode)), **config.inductor}
+    gm = decompose(gm, inputs, _torch.inductor_decompositions())
     return _torch.inductor_compile(
         gm, inputs, options=options, is_inference=is_inference, is_backward=is_backward, own=own
     )

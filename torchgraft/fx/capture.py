@@ -238,7 +238,7 @@ class _Unlift:
         """The user's outputs; what was computed for written inputs is copied into them."""
         *_, output = self.exported.graph.nodes
         by_name = {n.name: self.env[n] for n, _ in self.inputs}
-        written: dict[Node, Node] = {}
+        rebased: dict[Node, Node] = {}
         for value, spec in zip(output.args[0], self.signature.output_specs, strict=True):
             if spec.kind is OutputKind.USER_OUTPUT:
                 continue
@@ -246,11 +246,19 @@ class _Unlift:
             source = self.env[value]
             copy = self.graph.call_function(aten.copy_.default, (target, source))
             copy.meta["val"] = target.meta["val"]
-            written[source] = target
+            rebased[source] = target
         for value, spec in zip(output.args[0], self.signature.output_specs, strict=True):
             if spec.kind is OutputKind.USER_OUTPUT:
-                result = self.env[value] if isinstance(value, Node) else value
-                yield written.get(result, result) if isinstance(result, Node) else result
+                yield self._rebase(self.env[value], rebased) if isinstance(value, Node) else value
+
+    def _rebase(self, node: Node, rebased: dict[Node, Node]) -> Node:
+        """What a caller sees of a written input is the input itself, or the same view of it."""
+        source = node.args[0] if dialect.is_view(node) and node.args else None
+        if node not in rebased and isinstance(source, Node):
+            base = self._rebase(source, rebased)
+            if base is not source:
+                rebased[node] = self.graph.node_copy(node, lambda n: base if n is source else n)
+        return rebased.get(node, node)
 
 
 def _check_dynamic(specs: list[Spec], declared: Declared, gm: GraphModule) -> None:

@@ -202,3 +202,11 @@ def is_pure(node: Node) -> bool:
     if node.target is operator.getitem or not hasattr(node.target, "_schema"):
         return not _torch.is_higher_order(node.target)
     return not node.target._schema.is_mutable and not node.is_impure()
+
+
+def is_view(node: Node) -> bool:
+    """Whether a call's result may share memory with an input."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return node.op == "call_function"  # getitem and the like: whatever they are given
+    return node.target is aten.reshape.default or any(r.alias_info for r in schema.returns)

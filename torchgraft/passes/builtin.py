@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from torchgraft.config import Config
 from torchgraft.fx import meta
-from torchgraft.fx.dialect import is_pure
+from torchgraft.fx.dialect import is_pure, is_view
 from torchgraft.passes.spec import Pass
 
 aten = torch.ops.aten
@@ -49,14 +49,6 @@ def remove_noops(gm: GraphModule, example_inputs: Sequence[Any], config: Config)
 
 def _is_one(arg: Any) -> bool:
     return isinstance(arg, (int, float)) and not isinstance(arg, bool) and arg == 1
-
-
-def is_view(node: Node) -> bool:
-    """Whether a call's result may share memory with an input."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return node.op == "call_function"  # getitem and the like: whatever they are given
-    return any(r.alias_info is not None for r in schema.returns) or node.target in _VIEWS
 
 
 def reaches_output(node: Node) -> bool:
