@@ -49,6 +49,28 @@ class Attention(nn.Module):
         return x + self.out((scores @ v).transpose(1, 2).reshape(2, 5, 8))
 
 
+class Blocks(nn.Module):
+    """The same layer several times over: equal operators on equal types, each its own value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(6))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(6))
+        for norm in self.norms:
+            nn.init.normal_(norm.running_mean)
+            nn.init.uniform_(norm.running_var, 0.5, 2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for i, (conv, norm) in enumerate(zip(self.convs, self.norms)):  # noqa: B905 (TorchScript)
+            y = norm(conv(y))
+            if i % 2 == 1:
+                y = x = F.relu(y + x)
+            else:
+                y = F.relu(y)
+        return F.max_pool2d(F.silu(x), 3, 2, 1).softmax(-1)
+
+
 class Scalars(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = (x > 0) & (x != 2)
@@ -60,5 +82,6 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "cnn": lambda: (Cnn().eval(), (torch.randn(2, 3, 8, 8),)),
     "quantise": lambda: (Quantise(), (torch.randn(4, 5),)),
     "attention": lambda: (Attention().eval(), (torch.randint(0, 11, (2, 5)),)),
+    "blocks": lambda: (Blocks().eval(), (torch.randn(2, 4, 6, 6),)),
     "scalars": lambda: (Scalars(), (torch.randn(6),)),
 }

@@ -171,6 +171,7 @@ def core_decompositions() -> dict[Any, Callable[..., Any]]:
 
 @functools.cache
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    import torch._inductor.lowering  # noqa: F401 (some decompositions reach for it)
     from torch._inductor.decomposition import select_decomp_table
 
     return dict(select_decomp_table())

@@ -26,22 +26,32 @@ def decompose(
         for leaf in _torch.flatten(n.meta.get("val"))[0]
     ):
         return _torch.retrace(gm, inputs, table)
-    traced: dict[Any, GraphModule] = {}
-    for node in list(gm.graph.nodes):
-        if node.op == "call_function" and node.target in table:
-            used = list(node.all_input_nodes)
-
-            def call(*values: Any, node: Node = node, used: list[Node] = used) -> Any:
-                known = dict(zip(used, values, strict=True))
-                args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
-                return node.target(*args, **kwargs)  # type: ignore[operator]
-
-            fakes = [n.meta["val"] for n in used]
-            key = repr((node.target, map_arg((node.args, node.kwargs), _type_key(used, fakes))))
-            if key not in traced:
-                traced[key] = _torch.retrace(call, fakes, table)
-            _inline(gm, node, used, traced[key], f"part{len(traced)}_")
+    traced: dict[str, GraphModule] = {}
+    with _torch.faking(_torch.fake_mode_of(inputs)):
+        for node in list(gm.graph.nodes):
+            if node.op == "call_function" and node.target in table:
+                _expand(gm, node, table, traced)
     return gm
+
+
+def _expand(
+    gm: GraphModule,
+    node: Node,
+    table: Mapping[Any, Callable[..., Any]],
+    traced: dict[str, GraphModule],
+) -> None:
+    used = list(node.all_input_nodes)
+
+    def call(*values: Any) -> Any:
+        known = dict(zip(used, values, strict=True))
+        args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    fakes = [n.meta["val"] for n in used]
+    key = repr((node.target, map_arg((node.args, node.kwargs), _type_key(used, fakes))))
+    if key not in traced:
+        traced[key] = _torch.retrace(call, fakes, table)
+    _inline(gm, node, used, traced[key], f"part{len(traced)}_")
 
 
 def _type_key(used: list[Node], fakes: list[Any]) -> Callable[[Node], Any]:
@@ -67,10 +77,13 @@ def _inline(gm: GraphModule, node: Node, used: list[Node], part: GraphModule, pr
             elif inner.op == "output":
                 result = map_arg(inner.args[0], env.__getitem__)
             else:
-                env[inner] = gm.graph.node_copy(inner, env.__getitem__)
+                env[inner] = copied = gm.graph.node_copy(inner, env.__getitem__)
                 if inner.op == "get_attr":
-                    env[inner].target = prefix + str(inner.target)
-                    setattr(gm, env[inner].target, getattr(part, str(inner.target)))
+                    copied.target = prefix + str(inner.target)
+                    setattr(gm, copied.target, getattr(part, str(inner.target)))
+                else:  # a value of its own: equal memory would mean aliasing to the generator
+                    args, kwargs = map_arg((copied.args, copied.kwargs), lambda n: n.meta["val"])
+                    copied.meta["val"] = copied.target(*args, **kwargs)  # type: ignore[operator]
     if isinstance(result, Node):
         node.replace_all_uses_with(result)
     else:

@@ -1,0 +1,23 @@
+"""What only a fresh process shows: nothing that another test imported helps here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.slow
+def test_a_pooled_convolution_is_the_first_thing_compiled() -> None:
+    code = (
+        "import torch, torchgraft as graft\n"
+        "from torch.nn import Conv2d, MaxPool2d, Sequential\n"
+        "model = Sequential(Conv2d(3, 4, 3), MaxPool2d(3, 2, 1)).eval()\n"
+        "x = torch.randn(1, 3, 8, 8)\n"
+        "compiled = graft.compile(model, (x,))\n"
+        "torch.testing.assert_close(compiled(x), model(x).detach())\n"
+        "print(compiled.report.coverage)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1.0", done.stderr
