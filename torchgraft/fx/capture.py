@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -61,9 +61,19 @@ def capture(model: Any, declared: Declared, *, freeze: bool) -> Capture:
 
 
 class _Function(torch.nn.Module):
+    """A function as a module. torch.export keeps the source lines of code named `forward` only,
+    so a Python function runs under that name."""
+
     def __init__(self, fn: Callable[..., Any]) -> None:
         super().__init__()
         self.forward = fn
+        self.name = getattr(fn, "__name__", type(fn).__name__)
+        if isinstance(fn, types.FunctionType):
+            code = fn.__code__.replace(co_name="forward")
+            self.forward = copied = types.FunctionType(
+                code, fn.__globals__, "forward", fn.__defaults__, fn.__closure__
+            )
+            copied.__kwdefaults__ = fn.__kwdefaults__
 
 
 def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
@@ -78,7 +88,8 @@ def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
                 strict=False,
             )
     except Exception as error:
-        raise _cannot(type(module).__name__, error) from error
+        name = module.name if isinstance(module, _Function) else type(module).__name__
+        raise _cannot(name, error) from error
 
 
 def _cannot(program: str, error: Exception) -> CannotCapture:
@@ -89,9 +100,6 @@ def _cannot(program: str, error: Exception) -> CannotCapture:
         if "/torch/" not in code.co_filename and not code.co_filename.startswith("<"):
             line = f"{code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
-    user = re.findall(r"\((\S+\.py):(\d+) in", str(error))
-    if user:
-        line = f"{user[-1][0]}:{user[-1][1]}"
     fix = (
         "Use torch.compile(model, backend='torchgraft'), which keeps such code in Python, or "
         "write the branch with torch.cond / torch.where."

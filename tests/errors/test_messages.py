@@ -1,0 +1,163 @@
+"""Golden messages: each says where, what, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from models import Mlp
+from torch import Tensor
+
+import torchgraft as graft
+from torchgraft import errors
+
+X = torch.ones(2, 8)
+
+
+def mlp() -> graft.Compiled:
+    return graft.compile(Mlp(), (X,), mode="eager")
+
+
+def branchy(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        return x + 1
+    return x - 1
+
+
+def raising(gm: Any, example_inputs: Any, config: graft.Config) -> None:
+    raise ValueError("no such layer")
+
+
+CASES: dict[str, tuple[Any, type[Exception], str]] = {
+    "shape": (
+        lambda: mlp()(torch.ones(3, 8)),
+        errors.InputMismatch,
+        "input 'x': declared size 2 in dim 0, got 3 (shape (3, 8)).\n"
+        "Declare graft.Input(min_shape=..., max_shape=...) or gears=[...] for other sizes.",
+    ),
+    "rank": (
+        lambda: mlp()(torch.ones(2, 8, 1)),
+        errors.InputMismatch,
+        "input 'x': declared 2 dims (2, 8), got 3 dims (2, 8, 1).\n"
+        "Reshape it, or compile for that rank.",
+    ),
+    "dtype": (
+        lambda: mlp()(X.double()),
+        errors.InputMismatch,
+        "input 'x': declared dtype torch.float32, got torch.float64.\n"
+        "Convert it with .to(torch.float32), or compile for torch.float64.",
+    ),
+    "device": (
+        lambda: mlp()(X.to("meta")),
+        errors.InputMismatch,
+        "input 'x': declared device cpu, got meta.\nMove it with .to('cpu'), or compile for meta.",
+    ),
+    "type": (
+        lambda: mlp()([1.0]),
+        errors.InputMismatch,
+        "input 'arguments': declared a call like (*), got ([*]).\n"
+        "Call it with the same positional, keyword and nested arguments as declared.",
+    ),
+    "not a tensor": (
+        lambda: mlp()(1.5),
+        errors.InputMismatch,
+        "input 'x': declared float32[2, 8] on cpu, got float 1.5.\nPass a tensor.",
+    ),
+    "arguments": (
+        lambda: mlp()(X, X),
+        errors.InputMismatch,
+        "input 'arguments': declared a call like (*), got (*, *).\n"
+        "Call it with the same positional, keyword and nested arguments as declared.",
+    ),
+    "mode": (
+        lambda: graft.Config(mode="reduce_overhead"),
+        errors.UnknownName,
+        "Config.mode: unknown mode 'reduce_overhead'. Did you mean 'reduce-overhead'? "
+        "Known: 'default', 'eager', 'max-autotune', 'reduce-overhead'.",
+    ),
+    "option": (
+        lambda: graft.compile(Mlp(), (X,), frezee=True),
+        errors.UnknownName,
+        "Config: unknown option 'frezee'. Did you mean 'freeze'? Known: 'freeze', 'inductor', "
+        "'mode', 'post_passes', 'pre_passes', 'registry'.",
+    ),
+    "field": (
+        lambda: graft.Config(freeze="yes"),
+        errors.BadValue,
+        "Config.freeze: expected True or False, got 'yes' (str).",
+    ),
+    "no inputs": (
+        lambda: graft.compile(Mlp()),
+        errors.BadValue,
+        "inputs: expected the inputs to compile for, such as (x,), got None (NoneType).",
+    ),
+    "input forms": (
+        lambda: graft.Input((2, 3), min_shape=(1, 3)),
+        errors.BadValue,
+        "Input: expected shape, min/max_shape or gears, got ((2, 3), (1, 3), None, None) (tuple).",
+    ),
+    "input range": (
+        lambda: graft.Input(min_shape=(4, 3), max_shape=(2, 3)),
+        errors.BadValue,
+        "Input.max_shape: expected no less than min_shape (4, 3), got (2, 3) (tuple).",
+    ),
+    "stage": (
+        lambda: graft.fx_pass(lambda graph: None, name="p", stage="middle"),
+        errors.UnknownName,
+        "fx_pass: unknown stage 'middle'. Known: 'post', 'pre'.",
+    ),
+    "plan": (
+        lambda: graft.Plan.parse("def plan(b0):\n    b1 = run(b0)\n    return (b1,)"),
+        errors.BadPlan,
+        "plan, line 2: not a step: b1 = run(b0)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_message(case: str) -> None:
+    provoke, kind, message = CASES[case]
+    with pytest.raises(kind) as caught:
+        provoke()
+    assert str(caught.value) == message
+    assert isinstance(caught.value, graft.GraftError)
+
+
+def test_a_program_that_branches_on_data_names_its_line() -> None:
+    with pytest.raises(errors.CannotCapture) as caught:
+        graft.compile(branchy, (X,), mode="eager")
+    line = branchy.__code__.co_firstlineno + 1
+    assert caught.value.line == f"{__file__}:{line}"
+    assert "cannot capture branchy: " in str(caught.value)
+    assert str(caught.value).endswith(
+        "Use torch.compile(model, backend='torchgraft'), which keeps such code in Python, or "
+        "write the branch with torch.cond / torch.where."
+    )
+    assert caught.value.__cause__ is not None
+
+
+def test_an_operator_that_fails_while_tracing_names_its_line() -> None:
+    def bad(x: Tensor) -> Tensor:
+        return x @ x
+
+    with pytest.raises(errors.CannotCapture) as caught:
+        graft.compile(bad, (torch.ones(2, 3),), mode="eager")
+    assert caught.value.line == f"{__file__}:{bad.__code__.co_firstlineno + 1}"
+
+
+def test_a_raising_pass_names_itself_and_its_line() -> None:
+    with pytest.raises(errors.PassFailed) as caught:
+        graft.compile(Mlp(), (X,), mode="eager", pre_passes=[raising])
+    line = raising.__code__.co_firstlineno
+    assert str(caught.value) == (
+        f"pass 'raising' (stage 'pre', {__file__}:{line}) raised ValueError: no such layer"
+    )
+
+
+def test_nothing_is_half_registered_by_a_refused_pass() -> None:
+    with graft.Registry() as registry:
+        for bad in ({"stage": "never"}, {"stage": "pre"}):
+            with pytest.raises(graft.GraftError):
+                graft.fx_pass(lambda: None, name="bad", **bad)  # type: ignore[call-overload]
+        assert len(registry) == 0
