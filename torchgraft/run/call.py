@@ -60,7 +60,7 @@ def make(calls: Sequence[Call]) -> Callable[..., Any]:
         index, leaves = fit(signatures, args, kwargs)
         return calls[index].slow(leaves)
 
-    return _fast(calls[0], slow) or (lambda *args, **kwargs: slow(args, kwargs))
+    return _fast(calls, slow) or (lambda *args, **kwargs: slow(args, kwargs))
 
 
 def fit(
@@ -90,61 +90,101 @@ def fit(
     raise InputMismatch(error.name, f"one of the gears ({gears})", error.got, "Add that gear.")
 
 
-def _fast(call: Call, slow: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The generated call, where the inputs are a plain row of tensors of fixed shape."""
-    specs = call.signature.specs
-    plain = all(
-        isinstance(spec, TensorSpec) and all(isinstance(size, int) for size in spec.shape)
-        for spec in specs
-    )
-    if not plain or not _torch.is_row(call.signature.tree, len(specs)):
+def _fast(calls: Sequence[Call], slow: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The generated call, where the inputs of every signature are a plain row of tensors."""
+    count = len(calls[0].signature.specs)
+    if not all(_torch.is_row(call.signature.tree, count) for call in calls):
         return None
     scope: dict[str, Any] = {
         "Tensor": Tensor,
-        "run": call.run,
         "slow": slow,
         "autocast": _torch.any_autocast,
-        "states": call.states,
+        "evaluate": _torch.evaluate,
     }
-    names = [f"x{i}" for i in range(len(specs))]
-    checks = []
-    for i, (name, spec) in enumerate(zip(names, specs, strict=True)):
-        assert isinstance(spec, TensorSpec)
-        scope |= {f"shape{i}": torch.Size(spec.shape), f"dtype{i}": spec.dtype}
-        checks += [
-            f"type({name}) is Tensor",
-            f"{name}.shape == shape{i}",
-            f"{name}.dtype is dtype{i}",
-            f"not {name}.requires_grad",
-        ]
-        if spec.device.type == "cpu":
-            checks.append(f"{name}.is_cpu")
-        else:
-            scope[f"device{i}"] = spec.device
-            checks.append(f"{name}.device == device{i}")
-        if spec.stride is None:
-            checks.append(f"{name}.is_contiguous()")
-        else:
-            scope[f"stride{i}"] = spec.stride
-            checks.append(f"{name}.stride() == stride{i}")
-    inputs = ", ".join([*names, *(["*states"] if call.states else [])])
+    names = [f"x{i}" for i in range(count)]
     lines = [
         "def call(*args, **kwargs):",
-        f"    if kwargs or len(args) != {len(specs)} or autocast(): return slow(args, kwargs)",
+        f"    if kwargs or len(args) != {count} or autocast(): return slow(args, kwargs)",
         f"    {', '.join(names)}, = args" if names else "    pass",
-        f"    if not ({' and '.join(checks) or 'True'}): return slow(args, kwargs)",
-        "    args = None",
-        f"    return {_result(call, scope, f'run([{inputs}])')}",
     ]
+    for i, call in enumerate(calls):
+        checks = _checks(f"_{i}", call.signature, names, scope)
+        if checks is None:
+            return None
+        scope |= {f"run_{i}": call.run, f"states_{i}": call.states}
+        inputs = ", ".join([*names, *([f"*states_{i}"] if call.states else [])])
+        lines += [
+            f"    if {' and '.join(checks) or 'True'}:",
+            "        args = None",  # only the program holds the inputs, so that it can free them
+            f"        return {_result(call, scope, f'run_{i}([{inputs}])', f'tree_{i}')}",
+        ]
+    lines.append("    return slow(args, kwargs)")
     fast: Callable[..., Any] = define("call", "\n".join(lines) + "\n", scope)
     return fast
 
 
-def _result(call: Call, scope: dict[str, Any], flat: str) -> str:
+def _checks(
+    tag: str, signature: Signature, names: Sequence[str], scope: dict[str, Any]
+) -> list[str] | None:
+    """Conditions under which the arguments are just as declared; None where that takes more."""
+    checks: list[str] = []
+    bound: dict[str, str] = {}
+    for i, (name, spec) in enumerate(zip(names, signature.specs, strict=True)):
+        if not isinstance(spec, TensorSpec):
+            return None
+        scope |= {f"dtype{tag}_{i}": spec.dtype, f"device{tag}_{i}": spec.device}
+        sizes = _size_checks(spec.shape, f"{name}.shape", f"{tag}_{i}", signature, bound, scope)
+        if sizes is None:
+            return None
+        checks += [f"type({name}) is Tensor", *sizes, f"{name}.dtype is dtype{tag}_{i}"]
+        on_cpu = spec.device.type == "cpu"
+        checks.append(f"{name}.is_cpu" if on_cpu else f"{name}.device == device{tag}_{i}")
+        checks.append(f"not {name}.requires_grad")
+        if spec.stride is None:
+            checks.append(f"{name}.is_contiguous()")
+        else:
+            checks.append(f"{name}.stride() == {spec.stride}")
+    symbols = ", ".join(f"({symbol!r}, {name})" for symbol, name in bound.items())
+    for k, (condition, _) in enumerate(signature.guards):
+        scope[f"guard{tag}_{k}"] = condition
+        checks.append(f"evaluate(guard{tag}_{k}, ({symbols},))")
+    return checks
+
+
+def _size_checks(
+    shape: tuple[Any, ...],
+    given: str,
+    tag: str,
+    signature: Signature,
+    bound: dict[str, str],
+    scope: dict[str, Any],
+) -> list[str] | None:
+    """Conditions on one shape; a symbol is bound to a variable where it first occurs."""
+    if all(isinstance(size, int) for size in shape):
+        scope[f"shape{tag}"] = torch.Size(shape)
+        return [f"{given} == shape{tag}"]
+    checks = [f"len(h{tag} := {given}) == {len(shape)}"]
+    for dim, size in enumerate(shape):
+        part = f"h{tag}[{dim}]"
+        if isinstance(size, int):
+            checks.append(f"{part} == {size}")
+        elif str(size) in bound:
+            checks.append(f"{part} == {bound[str(size)]}")
+        elif str(size) in signature.ranges:
+            bound[str(size)] = variable = f"s{tag}_{dim}"
+            low, high = signature.ranges[str(size)]
+            upper = "" if high is None else f" <= {high}"
+            checks.append(f"{low} <= ({variable} := {part}){upper}")
+        else:
+            return None
+    return checks
+
+
+def _result(call: Call, scope: dict[str, Any], flat: str, name: str) -> str:
     tree = call.signature.out_tree
     if tree.is_leaf():
         return f"{flat}[0]"
     if tree.type is tuple and all(child.is_leaf() for child in tree.children()):
         return f"tuple({flat})"
-    scope |= {"unflatten": _torch.unflatten, "tree": tree}
-    return f"unflatten({flat}, tree)"
+    scope |= {"unflatten": _torch.unflatten, name: tree}
+    return f"unflatten({flat}, {name})"
