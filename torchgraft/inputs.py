@@ -1,10 +1,10 @@
-"""What a program is called with: `Input`, the declared inputs, and the check at each call."""
+"""What a program is declared to be called with: `Input`, and the calls it stands for."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from torchgraft import _torch
-from torchgraft.errors import BadValue, InputMismatch
+from torchgraft.errors import BadValue
 
 _UNBOUNDED_EXAMPLE = 16
 
@@ -112,9 +112,6 @@ def _example_size(low: int, high: int | None) -> int:
     return min(max(low, _UNBOUNDED_EXAMPLE), _UNBOUNDED_EXAMPLE if high is None else high)
 
 
-# --- What the user declared ---
-
-
 @dataclasses.dataclass(frozen=True)
 class Declared:
     """One shape of call that a program is compiled for."""
@@ -194,163 +191,3 @@ def leaf_names(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
 
 def _signature(model: Any) -> inspect.Signature:
     return inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model)
-
-
-# --- The check at each call ---
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorSpec:
-    """A tensor input: sizes are ints, or sympy expressions of the program's symbols."""
-
-    name: str
-    shape: tuple[Any, ...]
-    dtype: torch.dtype
-    device: torch.device
-    stride: tuple[int, ...] | None  # None: contiguous
-    mutated: bool = False
-
-    def __str__(self) -> str:
-        sizes = ", ".join(map(str, self.shape))
-        return f"{str(self.dtype).removeprefix('torch.')}[{sizes}] on {self.device}"
-
-
-@dataclasses.dataclass(frozen=True)
-class ConstSpec:
-    """A number, string or None that the program was compiled with."""
-
-    name: str
-    value: Any
-
-    def __str__(self) -> str:
-        return repr(self.value)
-
-
-@dataclasses.dataclass(frozen=True)
-class TypeSpec:
-    """A number, string or None that the program takes as an argument: any value of its type."""
-
-    name: str
-    type: type
-
-    def __str__(self) -> str:
-        return self.type.__name__
-
-
-Spec = TensorSpec | ConstSpec | TypeSpec
-
-
-@dataclasses.dataclass(frozen=True)
-class Signature:
-    """The inputs and outputs of one compiled program."""
-
-    specs: tuple[Spec, ...]
-    tree: Any
-    out_tree: Any
-    ranges: Mapping[str, tuple[int, int | None]]  # by symbol
-    guards: tuple[tuple[Any, str], ...] = ()  # sympy condition over the symbols, source line
-
-    def misfit(self, leaves: Sequence[Any]) -> InputMismatch | None:
-        """Why these leaves do not fit, or None. Strides are not a reason: the call adapts them."""
-        symbols: dict[str, int] = {}
-        for spec, leaf in zip(self.specs, leaves, strict=True):
-            if (error := _misfit(spec, leaf, symbols, self.ranges)) is not None:
-                return error
-        for condition, line in self.guards:
-            if not _torch.evaluate(condition, tuple(symbols.items())):
-                sizes = ", ".join(f"{k}={v}" for k, v in symbols.items())
-                return InputMismatch(
-                    "sizes",
-                    f"sizes with {condition} (assumed at {line})",
-                    sizes,
-                    "Compile with an example of such a size, or declare it as a gear.",
-                )
-        return None
-
-
-def _misfit(
-    spec: Spec,
-    leaf: Any,
-    symbols: dict[str, int],
-    ranges: Mapping[str, tuple[int, int | None]],
-) -> InputMismatch | None:
-    if isinstance(spec, TypeSpec):
-        if type(leaf) is spec.type:
-            return None
-        return InputMismatch(spec.name, f"a {spec}", repr(leaf), f"Pass a {spec}.")
-    if isinstance(spec, ConstSpec):
-        if type(leaf) is type(spec.value) and leaf == spec.value:
-            return None
-        return InputMismatch(
-            spec.name,
-            f"the constant {spec.value!r}",
-            repr(leaf),
-            "The program was compiled for that value; compile again for another one.",
-        )
-    if not isinstance(leaf, Tensor):
-        return InputMismatch(
-            spec.name, str(spec), f"{type(leaf).__name__} {leaf!r}", "Pass a tensor."
-        )
-    if leaf.dtype != spec.dtype:
-        fix = f"Convert it with .to({spec.dtype}), or compile for {leaf.dtype}."
-        return InputMismatch(spec.name, f"dtype {spec.dtype}", f"{leaf.dtype}", fix)
-    if leaf.device != spec.device:
-        fix = f"Move it with .to({str(spec.device)!r}), or compile for {leaf.device}."
-        return InputMismatch(spec.name, f"device {spec.device}", f"{leaf.device}", fix)
-    if leaf.ndim != len(spec.shape):
-        fix = "Reshape it, or compile for that rank."
-        got = f"{leaf.ndim} dims {tuple(leaf.shape)}"
-        return InputMismatch(spec.name, f"{len(spec.shape)} dims {_shown(spec.shape)}", got, fix)
-    for dim, (want, size) in enumerate(zip(spec.shape, leaf.shape, strict=True)):
-        if (problem := _size_misfit(want, int(size), symbols, ranges)) is not None:
-            fix = (
-                "Declare graft.Input(min_shape=..., max_shape=...) or gears=[...] for other sizes."
-            )
-            got = f"{size} (shape {tuple(leaf.shape)})"
-            return InputMismatch(spec.name, f"{problem} in dim {dim}", got, fix)
-    return None
-
-
-def _size_misfit(
-    want: Any, size: int, symbols: dict[str, int], ranges: Mapping[str, tuple[int, int | None]]
-) -> str | None:
-    name = str(want)
-    if isinstance(want, int):
-        return None if size == want else f"size {want}"
-    if name in ranges and name not in symbols:
-        low, high = ranges[name]
-        if size < low or (high is not None and size > high):
-            return f"a size from {low} to {'any' if high is None else high}"
-        symbols[name] = size
-        return None
-    expected = symbols.get(name, _torch.evaluate(want, tuple(symbols.items())))
-    return None if size == expected else f"size {expected} (the same as another input's {name})"
-
-
-def _shown(shape: tuple[Any, ...]) -> str:
-    return f"({', '.join(map(str, shape))})"
-
-
-def checked(declared: Declared) -> Signature:
-    """The signature of a declared call, for a program that was not captured as a whole."""
-    leaves, tree = _torch.flatten((declared.args, declared.kwargs))
-    specs: list[Spec] = []
-    ranges: dict[str, tuple[int, int | None]] = {}
-    for name, leaf, bounds in zip(declared.names, leaves, declared.ranges, strict=True):
-        if not isinstance(leaf, Tensor):
-            specs.append(TypeSpec(name, type(leaf)))
-            continue
-        shape: list[Any] = list(leaf.shape)
-        for dim, (low, high) in enumerate(bounds or ()):
-            if low != high:
-                shape[dim] = symbol = f"{name}.shape[{dim}]"
-                ranges[symbol] = (low, high)
-        specs.append(TensorSpec(name, tuple(shape), leaf.dtype, leaf.device, None))
-    return Signature(tuple(specs), tree, None, ranges)
-
-
-def tensors(specs: Sequence[Spec]) -> Iterator[tuple[int, TensorSpec]]:
-    """The tensor inputs with their positions among the leaves."""
-    for i, spec in enumerate(specs):
-        if isinstance(spec, TensorSpec):
-            yield i, spec

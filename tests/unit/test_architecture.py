@@ -59,7 +59,7 @@ MAY_IMPORT = {
         "torchgraft._torch",
         "torchgraft.plan",
         "torchgraft.stream",
-        "torchgraft.inputs",
+        "torchgraft.signature",
         "torchgraft.report",
     ],
 }

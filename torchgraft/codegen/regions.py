@@ -99,7 +99,7 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
     places: dict[Node, Place] = {}
     levels: dict[Node, int] = {}
     written: list[Node] = []
-    floor = {True: 0, False: 0}
+    floor, top = {True: 0, False: 0}, 0
     for node in gm.graph.nodes:
         if node.op != "call_function":
             continue
@@ -114,9 +114,10 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
                 same = side == (places[used].runs == GENERATED)
                 level = max(level, levels[used] + (not same))
         if _is_barrier(node):
-            level = max([level, *levels.values()])
+            level = max(level, top)
             floor = {side: level, not side: level + 1}
         levels[node] = level
+        top = max(top, level)
     _place_writes(written, places, levels)
     return _units(places, levels)
 

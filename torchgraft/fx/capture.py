@@ -21,7 +21,8 @@ from torch.fx import Graph, GraphModule, Node
 from torchgraft import _torch
 from torchgraft.errors import CannotCapture, Specialised, first_line
 from torchgraft.fx import dialect, meta
-from torchgraft.inputs import ConstSpec, Declared, Signature, Spec, TensorSpec
+from torchgraft.inputs import Declared
+from torchgraft.signature import ConstSpec, Signature, Spec, TensorSpec
 
 aten = torch.ops.aten
 

@@ -23,6 +23,7 @@ class Graph:
 
     def __init__(self, gm: GraphModule, example_inputs: Sequence[Any], config: Config) -> None:
         self.gm, self.example_inputs, self.config = gm, example_inputs, config
+        self._origin: Node | None = None  # where `before` is working
 
     @property
     def nodes(self) -> list[Node]:
@@ -52,27 +53,26 @@ class Graph:
     @contextlib.contextmanager
     def before(self, node: Node) -> Iterator[None]:
         """Inside, `call` puts nodes just before `node`, with its source line."""
-        with self.gm.graph.inserting_before(node):
-            self._origin = node
-            try:
+        outer, self._origin = self._origin, node
+        try:
+            with self.gm.graph.inserting_before(node):
                 yield
-            finally:
-                del self._origin
+        finally:
+            self._origin = outer
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         """A new call of `target`: after the last of its inputs, or where `before` says."""
         if not callable(target):
             raise BadValue("graph.call", target, "an operator such as torch.ops.aten.mul.Tensor")
-        if (origin := getattr(self, "_origin", None)) is not None:
-            return self._make(target, args, kwargs, origin)
+        if self._origin is not None:
+            return self._make(target, args, kwargs, self._origin)
         used: list[Node] = []
         map_arg((args, kwargs), used.append)
-        order = {node: i for i, node in enumerate(self.gm.graph.nodes)}
-        inputs = [node for node in order if node.op == "placeholder"]
-        last = max([*used, *inputs[-1:]], key=order.__getitem__, default=None)
-        if last is None:
+        after = [*used, *self.gm.graph.find_nodes(op="placeholder")]
+        if not after:
             with self.gm.graph.inserting_before(next(iter(self.gm.graph.nodes))):
                 return self._make(target, args, kwargs, None)
+        last = max(after)  # nodes compare by their place in the graph
         with self.gm.graph.inserting_after(last):
             return self._make(target, args, kwargs, last)
 

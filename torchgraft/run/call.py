@@ -15,8 +15,8 @@ from torch import Tensor
 
 from torchgraft import _torch
 from torchgraft.errors import InputMismatch
-from torchgraft.inputs import Signature, TensorSpec, tensors
 from torchgraft.run.host import define
+from torchgraft.signature import Signature, TensorSpec, tensors
 
 
 class Call:
