@@ -138,6 +138,18 @@ class BadPlan(GraftError):
         super().__init__(f"plan, {where}: {why}")
 
 
+class UnorderedUse(GraftError):
+    """Two steps of a plan touch one memory on different streams and nothing orders them."""
+
+    def __init__(self, buffer: str, kind: str, first: str, second: str) -> None:
+        self.buffer, self.kind, self.first, self.second = buffer, kind, first, second
+        super().__init__(
+            f"{kind} of {buffer}: nothing orders\n  {second}\nafter\n  {first}\n"
+            f"Record an event after the first and wait for it before the second, or let "
+            f"torchgraft place the waits (graph.order states what data order does not)."
+        )
+
+
 class NotYet(GraftError):
     """A program that is compiled piece by piece has not run, so there is nothing to show."""
 

@@ -31,8 +31,8 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """Run a kernel. With `unpack` its result is a sequence, of which each output is a part;
-    an output of None is not used."""
+    """Run a kernel. With `unpack` its result is a sequence, of which each output is a part; an
+    output of None is not used. Arguments in `writes` are written in place."""
 
     kernel: str
     args: tuple[Any, ...]
@@ -40,12 +40,19 @@ class Launch:
     outputs: tuple[Buffer | None, ...]
     unpack: bool = False
     stream: str = MAIN
+    writes: tuple[Buffer, ...] = ()
+
+    @property
+    def reads(self) -> set[Buffer]:
+        """Every buffer among the arguments."""
+        return set(buffers((self.args, dict(self.kwargs))))
 
     def __str__(self) -> str:
         names = ["_" if out is None else repr(out) for out in self.outputs]
         left = f"{', '.join(names)}{',' * (self.unpack and len(names) == 1)} = " if names else ""
-        parts = [repr(self.stream), repr(self.kernel), *map(literal, self.args)]
-        parts += [f"{key}={literal(arg)}" for key, arg in self.kwargs]
+        parts = [repr(self.stream), repr(self.kernel)]
+        parts += [literal(arg, self.writes) for arg in self.args]
+        parts += [f"{key}={literal(arg, self.writes)}" for key, arg in self.kwargs]
         return f"{left}launch({', '.join(parts)})"
 
 
@@ -93,6 +100,7 @@ class Plan:
     constants: tuple[tuple[Buffer, str], ...]
     steps: tuple[PlanStep, ...]
     outputs: tuple[Any, ...]
+    shared: tuple[tuple[Buffer, Buffer], ...] = ()  # a buffer, and an earlier one it may view
 
     def __post_init__(self) -> None:
         self.verify()
@@ -134,7 +142,11 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"def plan({', '.join(map(repr, self.inputs))}):"]
         lines += [f"    {buffer} = constant({name!r})" for buffer, name in self.constants]
-        lines += [f"    {step}" for step in self.steps]
+        shared = dict(self.shared)
+        for step in self.steps:
+            lines.append(f"    {step}")
+            made = step.outputs if isinstance(step, Launch) else ()
+            lines += [f"    shares({out}, {shared[out]})" for out in made if out in shared]
         return "\n".join([*lines, f"    return {literal(self.outputs)}"])
 
     @staticmethod
@@ -149,19 +161,22 @@ class Plan:
         inputs = tuple(_buffer(arg, arg.arg) for arg in function.args.args)
         constants: list[tuple[Buffer, str]] = []
         steps: list[PlanStep] = []
+        shared: list[tuple[Buffer, Buffer]] = []
         outputs: tuple[Any, ...] | None = None
         for line in function.body:
             if isinstance(line, ast.Return):
                 outputs = tuple(_value(line.value))
                 continue
             step = _step(line)
-            if isinstance(step, tuple):
-                constants.append(step)
+            if isinstance(step, tuple) and isinstance(step[1], Buffer):
+                shared.append((step[0], step[1]))
+            elif isinstance(step, tuple):
+                constants.append((step[0], str(step[1])))
             else:
                 steps.append(step)
         if outputs is None:
             raise BadPlan("text", "there is no return")
-        return Plan(inputs, tuple(constants), tuple(steps), outputs)
+        return Plan(inputs, tuple(constants), tuple(steps), outputs, tuple(shared))
 
 
 def buffers(tree: Any) -> Iterator[Buffer]:
@@ -186,10 +201,10 @@ def is_literal(value: Any) -> bool:
     return isinstance(value, _OBJECTS) or type(value) in plain
 
 
-def literal(value: Any) -> str:
+def literal(value: Any, written: tuple[Buffer, ...] = ()) -> str:
     """A constant or a tree of buffers as the text that `Plan.parse` reads back."""
     if isinstance(value, (tuple, list)):
-        inner = ", ".join(map(literal, value))
+        inner = ", ".join(literal(item, written) for item in value)
         if isinstance(value, list):
             return f"[{inner}]"
         return f"({inner},)" if len(value) == 1 else f"({inner})"
@@ -199,7 +214,9 @@ def literal(value: Any) -> str:
         return repr(value) if value - value == 0 else f"float({str(value)!r})"
     if isinstance(value, complex):
         return f"complex({str(value)!r})"
-    if isinstance(value, Buffer) or is_literal(value):
+    if isinstance(value, Buffer):
+        return f"write({value})" if value in written else repr(value)
+    if is_literal(value):
         return repr(value)
     raise BadPlan("text", f"no text form for {value!r} ({type(value).__name__})")
 
@@ -207,13 +224,13 @@ def literal(value: Any) -> str:
 _CALLS = {"device": torch.device, "float": float, "complex": complex}
 
 
-def _value(node: ast.AST | None) -> Any:
+def _value(node: ast.AST | None, written: list[Buffer] | None = None) -> Any:
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.List):
-        return [_value(item) for item in node.elts]
+        return [_value(item, written) for item in node.elts]
     if isinstance(node, ast.Tuple):
-        return tuple(_value(item) for item in node.elts)
+        return tuple(_value(item, written) for item in node.elts)
     if isinstance(node, ast.Name):
         return _buffer(node, node.id)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -224,6 +241,9 @@ def _value(node: ast.AST | None) -> Any:
             return found
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1:
         argument = _value(node.args[0])
+        if node.func.id == "write" and written is not None and isinstance(argument, Buffer):
+            written.append(argument)
+            return argument
         if node.func.id in _CALLS and isinstance(argument, str):
             try:
                 return _CALLS[node.func.id](argument)
@@ -232,7 +252,7 @@ def _value(node: ast.AST | None) -> Any:
     raise BadPlan(_line(node), f"not a value: {ast.unparse(node) if node else 'nothing'}")
 
 
-def _step(line: ast.stmt) -> PlanStep | tuple[Buffer, str]:
+def _step(line: ast.stmt) -> PlanStep | tuple[Buffer, str | Buffer]:
     names: list[ast.expr] = []
     unpack = False
     if isinstance(line, ast.Assign) and len(line.targets) == 1:
@@ -245,13 +265,17 @@ def _step(line: ast.stmt) -> PlanStep | tuple[Buffer, str]:
     outputs = tuple(
         None if isinstance(name, ast.Name) and name.id == "_" else _value(name) for name in names
     )
-    args = [_value(arg) for arg in call.args]
+    written: list[Buffer] = []
+    args = [_value(arg, written) for arg in call.args]
     verb, strings = call.func.id, [a for a in args if isinstance(a, str)]
     if verb == "constant" and len(outputs) == len(args) == len(strings) == 1 and outputs[0]:
         return outputs[0], strings[0]
     if verb == "launch" and len(args) >= 2 and args[:2] == strings[:2]:
-        kwargs = tuple((str(k.arg), _value(k.value)) for k in call.keywords)
-        return Launch(args[1], tuple(args[2:]), kwargs, outputs, unpack, args[0])
+        kwargs = tuple((str(k.arg), _value(k.value, written)) for k in call.keywords)
+        writes = tuple(dict.fromkeys(written))
+        return Launch(args[1], tuple(args[2:]), kwargs, outputs, unpack, args[0], writes)
+    if verb == "shares" and len(args) == 2 and all(isinstance(a, Buffer) for a in args):
+        return args[0], args[1]
     if verb == "record" and len(args) == len(strings) == 2:
         return Record(args[1], args[0])
     if verb == "wait" and len(args) == len(strings) == 2:

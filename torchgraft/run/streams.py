@@ -1,0 +1,208 @@
+"""Executors for plans over several streams: worker threads on the host, CUDA streams on a GPU.
+
+Both walk the same plan. The caller's thread runs the main stream; a plan is proved before it runs,
+so what the streams may do at the same time cannot change the result.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgraft import _torch
+from torchgraft.errors import UnorderedUse
+from torchgraft.plan import MAIN, Buffer, Free, Launch, Plan, PlanStep, Record, buffers
+from torchgraft.run.host import Kernel
+from torchgraft.stream.prove import hazards
+
+
+def prove(plan: Plan) -> None:
+    """Raise `UnorderedUse` unless the plan cannot race."""
+    for found in hazards(plan):
+        first = str(plan.steps[found.first]) if found.first >= 0 else "the caller"
+        last = found.second >= len(plan.steps)
+        second = "the return to the caller" if last else str(plan.steps[found.second])
+        raise UnorderedUse(str(found.buffer), found.kind, first, second)
+
+
+class _Call:
+    """One invocation: its values and its events."""
+
+    def __init__(self, plan: Plan, args: list[Any], constants: Mapping[str, Any]) -> None:
+        self.values: dict[Buffer, Any] = dict(zip(plan.inputs, args, strict=True))
+        self.values.update((buffer, constants[name]) for buffer, name in plan.constants)
+        args.clear()
+
+    def launch(self, step: Launch, kernel: Kernel) -> None:
+        args = _filled(step.args, self.values)
+        if kernel.boxed:
+            result = kernel.fn(list(args))
+        else:
+            result = kernel.fn(*args, **{k: _filled(v, self.values) for k, v in step.kwargs})
+        parts = result if step.unpack else (result,)
+        for out, value in zip(step.outputs, parts, strict=False):
+            if out is not None:
+                self.values[out] = value
+
+    def outputs(self, plan: Plan) -> list[Any]:
+        return list(_filled(plan.outputs, self.values))
+
+
+def _filled(tree: Any, values: Mapping[Buffer, Any]) -> Any:
+    if isinstance(tree, Buffer):
+        return values[tree]
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_filled(item, values) for item in tree)
+    return tree
+
+
+# --- The host: a stream is a worker thread ---
+
+
+def link_host(
+    plan: Plan,
+    kernels: Mapping[str, Kernel],
+    constants: Mapping[str, Any],
+    adversary: int | None = None,
+) -> _torch.Flat:
+    """A function that runs the plan with one worker thread a side stream.
+
+    `adversary` seeds delays before the steps of every stream: whatever order the plan leaves open
+    will occur, so a race shows without a device.
+    """
+    prove(plan)
+    by_stream: dict[str, list[PlanStep]] = {}
+    for step in plan.steps:
+        by_stream.setdefault(step.stream, []).append(step)
+    events = {step.event for step in plan.steps if isinstance(step, Record)}
+    workers = {name: _Worker() for name in by_stream if name != MAIN}
+    order = threading.Lock()
+
+    def walk(steps: Sequence[PlanStep], call: _HostCall, delay: Callable[[], None]) -> None:
+        try:
+            for step in steps:
+                delay()
+                call.step(step, kernels)
+        except BaseException as error:  # whatever it is, the caller gets it and nobody hangs
+            call.fail(error)
+
+    def side(name: str, call: _HostCall) -> None:
+        walk(by_stream[name], call, _delay(adversary, name))
+        call.done.release()
+
+    def run(args: list[Any]) -> list[Any]:
+        call = _HostCall(plan, args, constants, events)
+        with order:  # every worker sees concurrent calls in one order, so none waits for another
+            for name, worker in workers.items():
+                worker.submit(functools.partial(side, name, call))
+        walk(by_stream.get(MAIN, ()), call, _delay(adversary, MAIN))
+        for _ in workers:
+            call.done.acquire()
+        if call.error is not None:
+            raise call.error
+        return call.outputs(plan)
+
+    return run
+
+
+class _HostCall(_Call):
+    def __init__(
+        self, plan: Plan, args: list[Any], constants: Mapping[str, Any], events: set[str]
+    ) -> None:
+        super().__init__(plan, args, constants)
+        self.events = {name: threading.Event() for name in events}
+        self.done = threading.Semaphore(0)
+        self.error: BaseException | None = None
+
+    def step(self, step: PlanStep, kernels: Mapping[str, Kernel]) -> None:
+        if self.error is not None:
+            return
+        if isinstance(step, Launch):
+            self.launch(step, kernels[step.kernel])
+        elif isinstance(step, Free):
+            del self.values[step.buffer]
+        elif isinstance(step, Record):
+            self.events[step.event].set()
+        else:
+            self.events[step.event].wait()
+
+    def fail(self, error: BaseException) -> None:
+        self.error = self.error or error
+        for event in self.events.values():
+            event.set()
+
+
+class _Worker:
+    """A thread that runs what it is given, in order, without recording gradients."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._loop, args=(self._jobs,), daemon=True).start()
+        weakref.finalize(self, self._jobs.put, None)
+
+    def submit(self, job: Callable[[], Any]) -> None:
+        self._jobs.put(job)
+
+    @staticmethod
+    def _loop(jobs: queue.SimpleQueue[Callable[[], Any] | None]) -> None:
+        with torch.no_grad():
+            while (job := jobs.get()) is not None:
+                job()
+
+
+def _delay(seed: int | None, stream: str) -> Callable[[], None]:
+    if seed is None:
+        return lambda: None
+    rng = random.Random(f"{seed} {stream}")
+    return lambda: time.sleep(rng.choice((0, 0, 0.0001, 0.001)))
+
+
+# --- CUDA ---
+
+
+def link_cuda(
+    plan: Plan, kernels: Mapping[str, Kernel], constants: Mapping[str, Any]
+) -> _torch.Flat:
+    """A function that enqueues the plan on CUDA streams, forked from and joined into the current
+    one; the streams are this function's own."""
+    prove(plan)
+    names = {step.stream for step in plan.steps} - {MAIN}
+    own: dict[str, Any] = {name: torch.cuda.Stream() for name in sorted(names)}  # type: ignore[no-untyped-call]
+    made_on = {
+        out: step.stream for step in plan.launches for out in step.outputs if out is not None
+    }
+    foreign = [b for b in set(buffers(plan.outputs)) if made_on.get(b, MAIN) != MAIN]
+
+    def run(args: list[Any]) -> list[Any]:
+        current = torch.cuda.current_stream()
+        streams = {MAIN: current, **own}
+        call = _Call(plan, args, constants)
+        events: dict[str, torch.cuda.Event] = {}
+        for step in plan.steps:
+            stream = streams[step.stream]
+            if isinstance(step, Launch):
+                with torch.cuda.stream(stream):
+                    call.launch(step, kernels[step.kernel])
+            elif isinstance(step, Free):
+                del call.values[step.buffer]
+            elif isinstance(step, Record):
+                events[step.event] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                events[step.event].record(stream)
+            else:
+                events[step.event].wait(stream)
+        if not torch.cuda.is_current_stream_capturing():
+            for buffer in foreign:  # the caller's to free: its memory goes back to a side stream
+                if isinstance(call.values[buffer], Tensor):
+                    call.values[buffer].record_stream(current)
+        return call.outputs(plan)
+
+    return run

@@ -1,0 +1,123 @@
+"""The proof: a plan is replayed with one vector clock per stream, and nothing may race.
+
+A clock says, for each stream, how many of its launches are known to be over. A launch may touch a
+buffer only when its stream's clock covers everything that touched the buffer's memory before and
+conflicts with it. Linear in steps times streams.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+from torchgraft.plan import MAIN, Buffer, Free, Launch, Plan, Record, buffers
+
+Clock = dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hazard:
+    """Two steps touch one memory and nothing orders them. `first` is -1 for the caller."""
+
+    buffer: Buffer
+    first: int
+    second: int
+    kind: str  # "read after write", "write after read", "write after write", "free", "return"
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.buffer}: step {self.second} is not ordered after {self.first}"
+
+
+def memories(plan: Plan) -> dict[Buffer, Buffer]:
+    """For each buffer that may share memory with an earlier one: the first of those."""
+    roots: dict[Buffer, Buffer] = {}
+    for view, base in plan.shared:
+        roots[view] = roots.get(base, base)
+    return roots
+
+
+def join(clock: Clock, other: Clock) -> None:
+    """Let a clock know what another one knows."""
+    for stream, tick in other.items():
+        if clock.get(stream, 0) < tick:
+            clock[stream] = tick
+
+
+class Memory:
+    """The last write and the last read of each stream, for one piece of memory."""
+
+    def __init__(self) -> None:
+        self.write: tuple[str, int, int] | None = None  # stream, tick, step
+        self.reads: dict[str, tuple[int, int]] = {}  # stream -> tick, step
+
+    def before_read(self) -> Iterator[tuple[str, int, int, str]]:
+        if self.write is not None:
+            yield (*self.write, "read after write")
+
+    def before_write(self) -> Iterator[tuple[str, int, int, str]]:
+        if self.write is not None:
+            yield (*self.write, "write after write")
+        for stream, (tick, step) in self.reads.items():
+            yield stream, tick, step, "write after read"
+
+    def touched(self, stream: str, tick: int, step: int, writes: bool) -> None:
+        if writes:
+            self.write, self.reads = (stream, tick, step), {}
+        else:
+            self.reads[stream] = (tick, step)
+
+
+def accesses(launch: Launch, roots: dict[Buffer, Buffer]) -> dict[Buffer, bool]:
+    """The memory that a launch touches, and whether it writes it. An output is written: it was
+    made there, or it is a view of an argument and then nothing is written."""
+    touched = {roots.get(b, b): False for b in launch.reads}
+    for out in launch.outputs:
+        if out is not None:
+            touched.setdefault(roots.get(out, out), out not in roots)
+    touched.update((roots.get(b, b), True) for b in launch.writes)
+    return touched
+
+
+def hazards(plan: Plan) -> list[Hazard]:
+    """Every pair of steps that may race; empty for a plan that is safe to run."""
+    roots = memories(plan)
+    clocks: dict[str, Clock] = {MAIN: {MAIN: 1}}
+    events: dict[str, Clock] = {}
+    memory: dict[Buffer, Memory] = {}
+    for buffer in plan.inputs:  # the caller made them, on its stream, before the first step
+        memory.setdefault(roots.get(buffer, buffer), Memory()).touched(MAIN, 1, -1, True)
+    found: list[Hazard] = []
+
+    def check(
+        buffer: Buffer,
+        needed: Iterable[tuple[str, int, int, str]],
+        clock: Clock,
+        at: int,
+        kind: str,
+    ) -> None:
+        for stream, tick, step, why in needed:
+            if clock.get(stream, 0) < tick:
+                found.append(Hazard(buffer, step, at, kind or why))
+
+    for at, step in enumerate(plan.steps):
+        clock = clocks.setdefault(step.stream, {})
+        if isinstance(step, Launch):
+            tick = clock.get(step.stream, 0) + 1
+            for buffer, writes in accesses(step, roots).items():
+                held = memory.setdefault(buffer, Memory())
+                check(buffer, held.before_write() if writes else held.before_read(), clock, at, "")
+                held.touched(step.stream, tick, at, writes)
+            clock[step.stream] = tick
+        elif isinstance(step, Record):
+            events[step.event] = dict(clock)
+        elif isinstance(step, Free):
+            root = roots.get(step.buffer, step.buffer)
+            if root in memory:
+                check(step.buffer, memory[root].before_write(), clock, at, "free")
+        else:
+            join(clock, events[step.event])
+    for out in set(buffers(plan.outputs)) | set(plan.inputs):
+        root = roots.get(out, out)
+        if root in memory:
+            check(out, memory[root].before_write(), clocks[MAIN], len(plan.steps), "return")
+    return found
