@@ -241,6 +241,13 @@ def aot_backend(
     )
 
 
+def unfaked() -> contextlib.AbstractContextManager[Any]:
+    """Run operators on real constants inside a compiler that AOTAutograd called while faking."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
+
+
 def boxed(fn: Flat) -> Flat:
     """Mark a function as taking a list that it may empty, as AOTAutograd wants it."""
     fn._boxed_call = True  # type: ignore[attr-defined]
