@@ -148,6 +148,19 @@ def symbol_range(mode: Any, symbol: Any) -> tuple[int, int | None]:
     return int(bounds.lower), int(bounds.upper) if finite else None
 
 
+def lowest_sizes(value: Any) -> list[int]:
+    """The least size that each symbol in a fake tensor's shape may take."""
+    return [symbol_range(value.fake_mode, s)[0] for s in symbols_of(value) if is_fake(value)]
+
+
+def may_be(mode: Any, size: Any, value: int) -> bool:
+    """Whether a symbolic size can have this value, but need not."""
+    if not isinstance(size, torch.SymInt) or (expr := size.node.expr).is_Integer:
+        return False
+    bounds = mode.shape_env.bound_sympy(expr)
+    return bool(bounds.lower <= value <= bounds.upper and bounds.lower != bounds.upper)
+
+
 @functools.lru_cache(maxsize=4096)
 def evaluate(expr: Any, sizes: tuple[tuple[str, int], ...]) -> Any:
     """A sympy expression or condition with the symbols (by name) set to these sizes."""
@@ -239,6 +252,13 @@ def aot_backend(
         partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="inductor"),
         keep_inference_input_mutations=True,
     )
+
+
+def unfaked() -> contextlib.AbstractContextManager[Any]:
+    """Run operators on real constants inside a compiler that AOTAutograd called while faking."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
 
 
 def boxed(fn: Flat) -> Flat:

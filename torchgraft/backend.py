@@ -69,14 +69,15 @@ def _compile(
     is_backward: bool = False,
 ) -> _torch.Flat:
     gm.meta["fake_mode"] = _torch.fake_mode_of(inputs)
-    for node in gm.graph.nodes:
-        if node.op == "get_attr" and "val" not in node.meta:
-            node.meta["val"] = meta.compute(gm, node)
-    dialect.canonicalise(gm)
     kind = "inference" if is_inference else "backward" if is_backward else "forward"
     static = _torch.static_inputs() if not is_backward else frozenset()
     role = Role("torch.compile", is_inference, is_backward, static)
-    program = build(gm, config, role, f"{name} {kind}")
+    with _torch.unfaked():
+        for node in gm.graph.find_nodes(op="get_attr"):
+            if "val" not in node.meta:
+                node.meta["val"] = meta.compute(gm, node)
+        dialect.canonicalise(gm)
+        program = build(gm, config, role, f"{name} {kind}")
     if on_program is not None:
         on_program(program)
 

@@ -49,7 +49,7 @@ class Role:
 
 def build(gm: GraphModule, config: Config, role: Role, name: str) -> Program:
     """Compile a graph in our dialect. `gm` is changed."""
-    with _torch.compiling(), _torch.size_oblivious(gm.meta.get("small_sizes", False)):
+    with _torch.compiling(), _torch.size_oblivious(gm.meta.get("dynamic", False)):
         return _build(gm, config, role, name)
 
 

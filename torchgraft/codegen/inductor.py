@@ -28,7 +28,10 @@ def generate(
 ) -> _torch.Flat:
     """Code for one region. `gm` is the generator's to change; constants it keeps go through
     `own`, which copies those that belong to the caller."""
-    options = {**_torch.mode_options(_MODES.get(config.mode, config.mode)), **config.inductor}
+    options = _torch.mode_options(_MODES.get(config.mode, config.mode))
+    if any(low < 2 for value in inputs for low in _torch.lowest_sizes(value)):
+        options["layout_optimization"] = False  # guessing channels-last assumes that sizes exceed 1
+    options |= config.inductor
     gm = decompose(gm, inputs, _torch.inductor_decompositions())
     return _torch.inductor_compile(
         gm, inputs, options=options, is_inference=is_inference, is_backward=is_backward, own=own

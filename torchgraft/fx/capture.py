@@ -53,11 +53,12 @@ class Weight:
 def capture(model: Any, declared: Declared, *, freeze: bool) -> Capture:
     """Export a module (or a function) for one declared call, in our dialect."""
     module = model if isinstance(model, torch.nn.Module) else _Function(model)
-    # A range that holds 0 or 1 must not be traced as if those sizes could not occur.
-    small = any(low < 2 and low != high for r in declared.ranges if r for low, high in r)
-    with _torch.compiling(), _torch.size_oblivious(small):
+    # A dynamic size, or one computed from it (`x[1:]`), may be 0 or 1; do not assume it is not.
+    dynamic = any(low != high for r in declared.ranges if r for low, high in r)
+    with _torch.compiling(), _torch.size_oblivious(dynamic):
         captured = from_exported(_export(module, declared), freeze=freeze, declared=declared)
-    captured.gm.meta["small_sizes"] = small
+    captured.gm.meta["dynamic"] = dynamic
+    _check_squeezes(captured.gm)
     return captured
 
 
@@ -282,6 +283,24 @@ def _check_dynamic(specs: list[Spec], declared: Declared, gm: GraphModule) -> No
             least, most = _torch.symbol_range(gm.meta["fake_mode"], size)
             if least > low or (most is not None and (high is None or most < high)):
                 raise Specialised(spec.name, dim, _span(low, high), _span(least, most))
+
+
+def _check_squeezes(gm: GraphModule) -> None:
+    """Refuse to squeeze a dim that is 1 at some declared sizes only: it was traced as not 1."""
+    for node in gm.graph.nodes:
+        if node.target not in (aten.squeeze.dims, aten.squeeze.dim, aten.squeeze.default):
+            continue
+        shape = node.args[0].meta["val"].shape
+        dims = node.args[1] if len(node.args) > 1 else range(len(shape))
+        for dim in [dims] if isinstance(dims, int) else dims:
+            if _torch.may_be(gm.meta["fake_mode"], shape[dim], 1):
+                raise CannotCapture(
+                    node.name,
+                    f"it squeezes dim {dim}, whose size {shape[dim]} may be 1 or not, so the rank "
+                    f"of the result is not known",
+                    meta.source_line(node),
+                    "Declare sizes that leave out 1 (or are 1), use gears=[...], or write x[0].",
+                )
 
 
 def _span(low: int, high: int | None) -> str:

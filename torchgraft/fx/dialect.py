@@ -160,7 +160,10 @@ def _scalars(gm: GraphModule, node: Node) -> None:
 
 
 def _reversed_sub(node: Node) -> None:
-    """`-x + 1`, which is how TorchScript writes `1 - x`, is `sub(1, x)`; bit for bit the same."""
+    """`-x + 1`, which is how TorchScript writes `1 - x`, is `sub(1, x)`; bit for bit the same.
+
+    Not for integers: -x wraps around in the type of x, which `1.0 - x` would not.
+    """
     if node.target is not aten.add.Tensor or len(node.args) != 2 or node.kwargs:
         return
     negated, number = node.args
@@ -168,6 +171,7 @@ def _reversed_sub(node: Node) -> None:
         isinstance(negated, Node)
         and negated.target is aten.neg.default
         and len(negated.users) == 1
+        and negated.meta["val"].is_floating_point()
         and isinstance(number, (int, float))
     ):
         node.target, node.args = aten.sub.Tensor, (number, negated.args[0])

@@ -1,0 +1,66 @@
+"""Programs that a sceptical user tried, each of which once went wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchgraft as graft
+from torchgraft.errors import CannotCapture
+
+
+def test_a_constant_in_a_program_behind_torch_compile() -> None:
+    def fn(x: Tensor) -> Tensor:
+        x[:, 1] = 0
+        return x + torch.tensor(3)
+
+    x = torch.randn(2, 3)
+    expected = fn(x.clone())
+    for mode in ("eager", "default"):
+        torch.compiler.reset()
+        torch.testing.assert_close(
+            torch.compile(fn, backend="torchgraft", mode=mode)(x.clone()), expected
+        )
+
+
+def test_a_negated_integer_wraps_before_a_float_is_added() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return (-x) + 1.0
+
+    x = torch.tensor([0, 5, 128], dtype=torch.uint8)
+    assert graft.compile(fn, (x,), mode="eager")(x).tolist() == fn(x).tolist() == [1, 252, 129]
+
+
+# --- Dynamic sizes ---
+
+
+def test_sizes_computed_from_a_dynamic_one_may_be_0_or_1() -> None:
+    def fn(x: Tensor) -> Tensor:
+        half = x.shape[0] // 2
+        return x[half:].cumsum(0) + x[1:].sum() + x[:half].view(-1, half).sum()
+
+    compiled = graft.compile(fn, (graft.Input(min_shape=(2,), max_shape=(9,)),), mode="eager")
+    for size in (2, 3, 9):
+        x = torch.randn(size)
+        torch.testing.assert_close(compiled(x), fn(x))
+
+
+def test_a_dim_that_may_be_1_is_not_squeezed_silently() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.squeeze(0)
+
+    with pytest.raises(CannotCapture, match=r"whose size s\d+ may be 1 (.|\n)*trial"):
+        graft.compile(fn, (graft.Input(min_shape=(1, 3), max_shape=(4, 3)),), mode="eager")
+    compiled = graft.compile(fn, (graft.Input(min_shape=(2, 3), max_shape=(4, 3)),), mode="eager")
+    assert compiled(torch.ones(2, 3)).shape == (2, 3)
+
+
+@pytest.mark.slow
+def test_convolutions_take_a_batch_of_one_among_others() -> None:
+    model = torch.nn.Conv2d(3, 4, 3, stride=2).eval()
+    spec = graft.Input(min_shape=(1, 3, 8, 8), max_shape=(4, 3, 20, 20))
+    compiled = graft.compile(model, (spec,))
+    for shape in ((1, 3, 8, 9), (3, 3, 17, 20)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x), model(x).detach())
