@@ -64,3 +64,17 @@ def test_convolutions_take_a_batch_of_one_among_others() -> None:
     for shape in ((1, 3, 8, 9), (3, 3, 17, 20)):
         x = torch.randn(shape)
         torch.testing.assert_close(compiled(x), model(x).detach())
+
+
+# --- Weights ---
+
+
+@pytest.mark.slow
+def test_frozen_weights_of_a_dynamic_program_are_its_own() -> None:
+    model = torch.nn.Linear(4, 4)
+    compiled = graft.compile(model, (graft.Input(min_shape=(1, 4), max_shape=(8, 4)),))
+    x = torch.randn(2, 4)
+    before = compiled(x)
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert torch.equal(compiled(x), before)

@@ -25,13 +25,26 @@ def decompose(
         for n in gm.graph.nodes
         for leaf in _torch.flatten(n.meta.get("val"))[0]
     ):
-        return _torch.retrace(gm, inputs, table)
+        return _marked(_torch.retrace(gm, inputs, table), gm)
     traced: dict[str, GraphModule] = {}
     with _torch.faking(_torch.fake_mode_of(inputs)):
         for node in list(gm.graph.nodes):
             if node.op == "call_function" and node.target in table:
                 _expand(gm, node, table, traced)
     return gm
+
+
+def _marked(traced: GraphModule, source: GraphModule) -> GraphModule:
+    """A traced graph whose weights are marked as they were before it was traced."""
+    weights = {
+        id(getattr(source, str(node.target))): node.meta["weight"]
+        for node in source.graph.find_nodes(op="get_attr")
+        if "weight" in node.meta
+    }
+    for node in traced.graph.find_nodes(op="get_attr"):
+        if (name := weights.get(id(getattr(traced, str(node.target))))) is not None:
+            node.meta["weight"] = name
+    return traced
 
 
 def _expand(
