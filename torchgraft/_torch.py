@@ -86,6 +86,12 @@ def fake_of(mode: Any, tensor: Tensor) -> Tensor:
     return fake
 
 
+def addresses(tensors: Iterable[Tensor]) -> frozenset[int]:
+    """Where the tensors' memory is; a sparse one has none of its own."""
+    strided = [t for t in tensors if t.layout == torch.strided]
+    return frozenset(t.untyped_storage().data_ptr() for t in strided)
+
+
 def is_fake(value: Any) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 

@@ -151,11 +151,12 @@ class Compiled:
         """
         for _, _, source in self._sources:
             held = {name: weight.value for name, weight in source.weights.items()}
-            _check_weights({**held, **source.states}, state_dict)
+            held |= {name: state for name, state in source.states.items() if name in source.saved}
+            _check_weights(held, state_dict)
         for _, _, source in self._sources:
             with torch.no_grad():
-                for name, state in source.states.items():
-                    state.copy_(state_dict[name])
+                for name in source.states.keys() & source.saved:
+                    source.states[name].copy_(state_dict[name])
         if not any(source.weights for _, _, source in self._sources):
             return
         programs = []
@@ -167,9 +168,7 @@ class Compiled:
                 root.register_buffer(weight.attribute, state_dict[name].detach())
             gm = GraphModule(root, copy.deepcopy(graph))
             gm.meta.update(gm_meta)
-            gm.meta["borrowed"] = frozenset(
-                state_dict[name].untyped_storage().data_ptr() for name in source.weights
-            )
+            gm.meta["borrowed"] = _torch.addresses(state_dict[name] for name in source.weights)
             programs.append(self._build(gm, source))
         self._link(programs)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -78,3 +80,52 @@ def test_frozen_weights_of_a_dynamic_program_are_its_own() -> None:
     with torch.no_grad():
         model.weight.add_(1)
     assert torch.equal(compiled(x), before)
+
+
+def test_a_tensor_that_is_no_buffer_is_copied_as_a_weight_is() -> None:
+    class Scale(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by = torch.randn(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.by
+
+    model, x = Scale(), torch.randn(2, 3)
+    compiled = graft.compile(model, (x,), mode="eager")
+    before = compiled(x)
+    model.by.add_(1)
+    assert torch.equal(compiled(x), before)
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_new_weights_leave_non_persistent_buffers_alone(freeze: bool) -> None:
+    class Scaled(torch.nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 3)
+            self.register_buffer("scale", torch.randn(3), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.scale
+
+    model, x = Scaled(), torch.randn(2, 3)
+    compiled = graft.compile(copy.deepcopy(model), (x,), mode="eager", freeze=freeze)
+    with torch.no_grad():
+        model.weight.add_(1)
+    compiled.load_state_dict(model.state_dict())
+    torch.testing.assert_close(compiled(x), model(x).detach())
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+def test_sparse_weights(layout: torch.layout) -> None:
+    class Mix(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mix", torch.eye(3).to_sparse(layout=layout))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.mix @ x
+
+    x = torch.randn(3, 2)
+    compiled = graft.compile(Mix(), (x,), mode="eager")
+    torch.testing.assert_close(compiled(x), x)

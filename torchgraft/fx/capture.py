@@ -40,6 +40,7 @@ class Capture:
     states: dict[str, Tensor]  # by name in the state dict, in placeholder order
     weights: dict[str, Weight]  # the frozen ones, by name in the state dict
     constants: dict[str, Any]  # what else the graph's get_attr nodes name
+    saved: frozenset[str]  # every name in the state dict (non-persistent buffers have none)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +166,7 @@ class _Unlift:
                 node.meta["val"] = meta.compute(gm, node)
         # The weights are the module's own still; what is left of them in the end is copied.
         weights = [getattr(self.root, weight.attribute) for weight in self.weights.values()]
-        gm.meta["borrowed"] = frozenset(w.untyped_storage().data_ptr() for w in weights)
+        gm.meta["borrowed"] = _torch.addresses(weights)
         dialect.canonicalise(gm)
         if self.declared is not None:
             _check_dynamic(specs, self.declared, gm)
@@ -176,7 +177,8 @@ class _Unlift:
             self.exported.call_spec.out_spec,
             {str(s): _torch.symbol_range(mode, s) for s in symbols},
         )
-        return Capture(gm, signature, self.states, self.weights, self.constants)
+        saved = frozenset(self.exported.state_dict)
+        return Capture(gm, signature, self.states, self.weights, self.constants, saved)
 
     def _user_inputs(self) -> list[Spec]:
         specs: list[Spec] = []
@@ -214,9 +216,10 @@ class _Unlift:
                 self.state_nodes[name] = self._placeholder(node)
                 self.states[name] = tensor
                 continue
+            constant = constant or name not in self.exported.state_dict  # a non-persistent buffer
             if constant:
                 attribute = f"_constant_{node.name}"
-                self._hold(attribute, tensor)
+                self._hold(attribute, tensor.clone())
             else:
                 attribute = f"_weight{len(self.weights)}"
                 self.root.register_buffer(attribute, tensor)
