@@ -54,11 +54,13 @@ def is_row(tree: TreeSpec, count: int) -> bool:
     return leaves and args.num_children == count and kwargs.num_children == 0
 
 
-def sorted_like(tree: TreeSpec, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments in the order in which a tree of `(args, kwargs)` has them."""
-    order = list(tree.children()[1].context)
-    known = {k: kwargs[k] for k in order if k in kwargs}
-    return {**known, **kwargs}
+def flatten_like(tree: TreeSpec, value: Any) -> list[Any] | None:
+    """The leaves of a value in the order of a tree (dicts may have another), or None."""
+    try:
+        leaves = tree.flatten_up_to(value)
+    except ValueError:
+        return None
+    return leaves if all(pytree.tree_structure(leaf).is_leaf() for leaf in leaves) else None
 
 
 def show_tree(tree: TreeSpec) -> str:

@@ -141,12 +141,27 @@ def declare(
     for gear in range(max(gears, default=1)):
         typed = [leaf.at_gear(gear) if isinstance(leaf, Input) else leaf for leaf in leaves]
         examples = [leaf.example(device) if isinstance(leaf, Input) else leaf for leaf in typed]
+        examples = [_spread(leaf) if isinstance(leaf, Tensor) else leaf for leaf in examples]
         dims = [_dims(leaf) for leaf in typed]
         one, many = _torch.unflatten(examples, spec)
         shapes = _dynamic_shapes(model, *_torch.unflatten(dims, spec)) if any(dims) else None
         ranges = tuple(leaf.ranges if isinstance(leaf, Input) else None for leaf in typed)
         result.append(Declared(one, many, shapes, names, ranges))
     return result
+
+
+def _spread(example: Tensor) -> Tensor:
+    """An example whose elements have memory of their own, as those of a later call may have: an
+    expanded one, or one of overlapping windows, would be compiled as if they were always equal."""
+    if example.layout != torch.strided or example.is_nested:
+        return example
+    reach = 0
+    for stride, size in sorted(zip(example.stride(), example.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return example.contiguous()
+            reach += stride * (size - 1)
+    return example
 
 
 def _dims(leaf: Any) -> dict[int, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -69,32 +70,47 @@ class Signature:
         """Why these leaves do not fit, or None. Strides are not a reason: the call adapts them."""
         symbols: dict[str, int] = {}
         for spec, leaf in zip(self.specs, leaves, strict=True):
-            if (error := _misfit(spec, leaf, symbols, self.ranges)) is not None:
+            if isinstance(spec, TensorSpec) and isinstance(leaf, Tensor):
+                for want, size in zip(spec.shape, leaf.shape, strict=False):
+                    if str(want) in self.ranges:
+                        symbols.setdefault(str(want), int(size))
+        for spec, leaf in zip(self.specs, leaves, strict=True):
+            if (error := _misfit(spec, leaf, symbols, self)) is not None:
                 return error
         for condition, line in self.guards:
             if not _torch.evaluate(condition, tuple(symbols.items())):
-                sizes = ", ".join(f"{k}={v}" for k, v in symbols.items())
+                used = {str(symbol) for symbol in condition.free_symbols}
+                sizes = [f"{self.named(k)} = {v}" for k, v in symbols.items() if k in used]
                 return InputMismatch(
                     "sizes",
-                    f"sizes with {condition} (assumed at {line})",
-                    sizes,
-                    "Compile with an example of such a size, or declare it as a gear.",
+                    f"sizes with {self.named(condition)} (assumed at {line})",
+                    ", ".join(sizes),
+                    "Declare such a size as a gear, or change the line that assumes it.",
                 )
         return None
+
+    def named(self, expr: Any) -> str:
+        """An expression of symbols as the user knows them: `x.shape[0]` for `s77`."""
+        text = str(expr)
+        for _, spec in tensors(self.specs):
+            for dim, size in enumerate(spec.shape):
+                if str(size) in self.ranges:
+                    text = re.sub(rf"\b{size}\b", f"{spec.name}.shape[{dim}]", text)
+        return text
 
 
 def _misfit(
     spec: Spec,
     leaf: Any,
     symbols: dict[str, int],
-    ranges: Mapping[str, tuple[int, int | None]],
+    signature: Signature,
 ) -> InputMismatch | None:
     if isinstance(spec, TypeSpec):
         if type(leaf) is spec.type:
             return None
         return InputMismatch(spec.name, f"a {spec}", repr(leaf), f"Pass a {spec}.")
     if isinstance(spec, ConstSpec):
-        if type(leaf) is type(spec.value) and leaf == spec.value:
+        if type(leaf) is type(spec.value) and repr(leaf) == repr(spec.value):  # nan is nan
             return None
         return InputMismatch(
             spec.name,
@@ -117,7 +133,7 @@ def _misfit(
         got = f"{leaf.ndim} dims {tuple(leaf.shape)}"
         return InputMismatch(spec.name, f"{len(spec.shape)} dims {_shown(spec.shape)}", got, fix)
     for dim, (want, size) in enumerate(zip(spec.shape, leaf.shape, strict=True)):
-        if (problem := _size_misfit(want, int(size), symbols, ranges)) is not None:
+        if (problem := _size_misfit(want, int(size), symbols, signature)) is not None:
             fix = (
                 "Declare graft.Input(min_shape=..., max_shape=...) or gears=[...] for other sizes."
             )
@@ -126,20 +142,16 @@ def _misfit(
     return None
 
 
-def _size_misfit(
-    want: Any, size: int, symbols: dict[str, int], ranges: Mapping[str, tuple[int, int | None]]
-) -> str | None:
-    name = str(want)
+def _size_misfit(want: Any, size: int, symbols: dict[str, int], signature: Signature) -> str | None:
     if isinstance(want, int):
         return None if size == want else f"size {want}"
-    if name in ranges and name not in symbols:
-        low, high = ranges[name]
-        if size < low or (high is not None and size > high):
-            return f"a size from {low} to {'any' if high is None else high}"
-        symbols[name] = size
-        return None
-    expected = symbols.get(name, _torch.evaluate(want, tuple(symbols.items())))
-    return None if size == expected else f"size {expected} (the same as another input's {name})"
+    low, high = signature.ranges.get(str(want), (0, None))
+    if size < low or (high is not None and size > high):
+        return f"a size from {low} to {'any' if high is None else high}"
+    expected = symbols.get(str(want))
+    if expected is None:
+        expected = _torch.evaluate(want, tuple(symbols.items()))
+    return None if size == expected else f"size {expected} ({signature.named(want)})"
 
 
 def _shown(shape: tuple[Any, ...]) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import torchgraft as graft
-from torchgraft.errors import CannotCapture
+from torchgraft.errors import CannotCapture, InputMismatch
 
 
 def test_a_constant_in_a_program_behind_torch_compile() -> None:
@@ -129,3 +129,55 @@ def test_sparse_weights(layout: torch.layout) -> None:
     x = torch.randn(3, 2)
     compiled = graft.compile(Mix(), (x,), mode="eager")
     torch.testing.assert_close(compiled(x), x)
+
+
+# --- Calls ---
+
+
+def test_a_dict_may_have_its_keys_in_another_order() -> None:
+    def fn(pair: dict[str, Tensor], by: float) -> Tensor:
+        return (pair["a"] - pair["b"]) * by
+
+    a, b, nan = torch.randn(2), torch.randn(2), float("nan")
+    compiled = graft.compile(fn, ({"a": a, "b": b}, 2.0), mode="eager")
+    torch.testing.assert_close(compiled({"b": b, "a": a}, 2.0), (a - b) * 2)
+    assert (
+        graft.compile(fn, ({"a": a, "b": b}, nan), mode="eager")({"b": b, "a": a}, nan)
+        .isnan()
+        .all()
+    )
+
+
+def test_an_expanded_example_does_not_bind_the_calls() -> None:
+    example = torch.randn(1, 4).expand(3, 4)
+    windows = torch.randn(6).unfold(0, 4, 1)
+    for declared in (example, windows):
+        compiled = graft.compile(lambda x: x * 2, (declared,), mode="eager")
+        for x in (declared, torch.randn(3, 4)):
+            torch.testing.assert_close(compiled(x), x * 2)
+
+
+def test_a_mismatch_of_sizes_names_the_inputs() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return x.view(2, -1).sum(0) + y.sum()
+
+    spec = graft.Input(min_shape=(2,), max_shape=(20,))
+    compiled = graft.compile(fn, (spec, spec), mode="eager")
+    with pytest.raises(
+        InputMismatch, match=r"Mod\(x.shape\[0\], 2\), 0\) .*, got x.shape\[0\] = 7"
+    ):
+        compiled(torch.ones(7), torch.ones(3))
+
+
+def test_a_size_may_come_before_the_one_it_derives_from() -> None:
+    class Twice(torch.nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + torch.cat([y, y])
+
+    size = torch.export.Dim("size", min=2, max=10)
+    shapes = {"x": {0: 2 * size}, "y": {0: size}}
+    exported = torch.export.export(Twice(), (torch.ones(8), torch.ones(4)), dynamic_shapes=shapes)
+    compiled = graft.compile(exported, mode="eager")
+    assert compiled(torch.ones(6), torch.ones(3)).tolist() == [2.0] * 6
+    with pytest.raises(InputMismatch, match=r"'x': declared size 6 \(2\*y.shape\[0\]\) .*, got 8"):
+        compiled(torch.ones(8), torch.ones(3))

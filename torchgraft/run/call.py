@@ -69,8 +69,11 @@ def fit(
     """Which signature a call fits, and its leaves; raises `InputMismatch` when none."""
     error: InputMismatch | None = None
     for i, signature in enumerate(signatures):
-        leaves, tree = _torch.flatten((args, _torch.sorted_like(signature.tree, kwargs)))
-        if tree != signature.tree:
+        leaves, tree = _torch.flatten((args, kwargs))
+        if (
+            tree != signature.tree
+            and (leaves := _torch.flatten_like(signature.tree, (args, kwargs))) is None
+        ):
             raise InputMismatch(
                 "arguments",
                 f"a call like {_torch.show_tree(signature.tree)}",
