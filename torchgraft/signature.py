@@ -77,6 +77,16 @@ class Signature:
         for spec, leaf in zip(self.specs, leaves, strict=True):
             if (error := _misfit(spec, leaf, symbols, self)) is not None:
                 return error
+        if (
+            pair := entangled([leaves[i] for i, _ in tensors(self.specs)], self.written)
+        ) is not None:
+            one, two = (list(tensors(self.specs))[i][1].name for i in pair)
+            return InputMismatch(
+                one,
+                "memory of its own, because the program writes to it",
+                f"memory that {two!r} has, too",
+                f"Pass a copy: {two}.clone().",
+            )
         for condition, line in self.guards:
             if not _torch.evaluate(condition, tuple(symbols.items())):
                 used = {str(symbol) for symbol in condition.free_symbols}
@@ -88,6 +98,11 @@ class Signature:
                     "Declare such a size as a gear, or change the line that assumes it.",
                 )
         return None
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Which of the tensor inputs the program writes to."""
+        return tuple(i for i, (_, spec) in enumerate(tensors(self.specs)) if spec.mutated)
 
     def named(self, expr: Any) -> str:
         """An expression of symbols as the user knows them: `x.shape[0]` for `s77`."""
@@ -181,3 +196,33 @@ def tensors(specs: Sequence[Spec]) -> Iterator[tuple[int, TensorSpec]]:
     for i, spec in enumerate(specs):
         if isinstance(spec, TensorSpec):
             yield i, spec
+
+
+def entangled(given: Sequence[Tensor], written: Sequence[int]) -> tuple[int, int] | None:
+    """The first two tensors that share an element, where one of them is written to."""
+    at = [t.untyped_storage().data_ptr() if t.layout == torch.strided else 0 for t in given]
+    for i in written:
+        for j, address in enumerate(at):
+            if address and address == at[i] and i != j and _overlap(given[i], given[j]):
+                return i, j
+    return None
+
+
+def _overlap(one: Tensor, two: Tensor) -> bool:
+    if one is two or one.dtype != two.dtype:
+        return True
+    ends = [
+        (t.storage_offset(), t.storage_offset() + sum((n - 1) * s for n, s in _strides(t)) + 1)
+        for t in (one, two)
+    ]
+    (low, high), (low2, high2) = ends
+    if 0 in (one.numel(), two.numel()) or high <= low2 or high2 <= low:
+        return False
+    first = min(low, low2)
+    marks = torch.zeros(max(high, high2) - first, dtype=torch.bool)
+    marks.as_strided(one.shape, one.stride(), low - first).fill_(True)
+    return bool(marks.as_strided(two.shape, two.stride(), low2 - first).any())
+
+
+def _strides(tensor: Tensor) -> Iterator[tuple[int, int]]:
+    return zip(tensor.shape, tensor.stride(), strict=True)

@@ -181,3 +181,30 @@ def test_a_size_may_come_before_the_one_it_derives_from() -> None:
     assert compiled(torch.ones(6), torch.ones(3)).tolist() == [2.0] * 6
     with pytest.raises(InputMismatch, match=r"'x': declared size 6 \(2\*y.shape\[0\]\) .*, got 8"):
         compiled(torch.ones(8), torch.ones(3))
+
+
+def test_a_written_input_that_shares_memory_with_another_is_refused() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return x.add_(1) * y
+
+    compiled = graft.compile(fn, (torch.ones(3), torch.ones(3)), mode="eager")
+    x, memory = torch.ones(3), torch.ones(4, 3)
+    with pytest.raises(InputMismatch, match=r"'x': declared memory of its own.*'y' has, too"):
+        compiled(x, x)
+    with pytest.raises(InputMismatch, match=r"Pass a copy: y.clone\(\)"):
+        compiled(memory.view(-1)[:3], memory.view(-1)[2:5])
+    assert x.tolist() == [1.0] * 3
+    # Neighbours in one buffer, and columns of it, share no element.
+    assert compiled(memory[0], memory[1]).tolist() == [2.0] * 3
+    columns = torch.ones(3, 2)
+    assert compiled(columns[:, 0], columns[:, 1]).tolist() == [2.0] * 3
+    assert columns.tolist() == [[2.0, 1.0]] * 3
+
+
+@pytest.mark.slow
+def test_conjugated_and_negated_views_are_resolved() -> None:
+    number = torch.tensor(1 + 2j)
+    compiled = graft.compile(lambda x: x * 2, (torch.tensor(1.0),))
+    assert compiled(number.conj().imag).item() == -4
+    compiled = graft.compile(lambda x: x.imag * 2, (number,))
+    assert compiled(number.conj()).item() == -4

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchgraft import _torch
 from torchgraft.errors import InputMismatch
 from torchgraft.run.host import define
-from torchgraft.signature import Signature, TensorSpec, tensors
+from torchgraft.signature import Signature, TensorSpec, entangled, tensors
 
 
 class Call:
@@ -43,6 +43,7 @@ class Call:
 
 
 def _restride(leaf: Tensor, spec: TensorSpec) -> Tensor:
+    leaf = leaf.resolve_conj().resolve_neg()
     if spec.stride is None:
         return leaf if leaf.is_contiguous() else leaf.contiguous()
     if leaf.stride() == spec.stride:
@@ -69,11 +70,10 @@ def fit(
     """Which signature a call fits, and its leaves; raises `InputMismatch` when none."""
     error: InputMismatch | None = None
     for i, signature in enumerate(signatures):
-        leaves, tree = _torch.flatten((args, kwargs))
-        if (
-            tree != signature.tree
-            and (leaves := _torch.flatten_like(signature.tree, (args, kwargs))) is None
-        ):
+        flat, tree = _torch.flatten((args, kwargs))
+        same = tree == signature.tree
+        leaves = flat if same else _torch.flatten_like(signature.tree, (args, kwargs))
+        if leaves is None:
             raise InputMismatch(
                 "arguments",
                 f"a call like {_torch.show_tree(signature.tree)}",
@@ -147,6 +147,13 @@ def _checks(
             checks.append(f"{name}.is_contiguous()")
         else:
             checks.append(f"{name}.stride() == {spec.stride}")
+        if spec.dtype.is_complex:
+            checks.append(f"not {name}.is_conj()")
+        elif spec.stride is not None or all(size in (0, 1) for size in spec.shape):
+            checks.append(f"not {name}.is_neg()")  # the imaginary part of a conjugate
+    if signature.written and len(names) > 1:
+        scope["entangled"] = entangled
+        checks.append(f"not entangled(({', '.join(names)}), {signature.written})")
     symbols = ", ".join(f"({symbol!r}, {name})" for symbol, name in bound.items())
     for k, (condition, _) in enumerate(signature.guards):
         scope[f"guard{tag}_{k}"] = condition
