@@ -449,7 +449,7 @@ def parse_schema(text: str) -> Any:
 below_autograd: Any = torch._C._AutoDispatchBelowAutograd
 is_alias: Callable[[Tensor, Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
 any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
-in_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active  # type: ignore[attr-defined]
+in_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 private_device: Callable[[], str] = torch._C._get_privateuse1_backend_name
 
@@ -476,7 +476,7 @@ def schema_of(overload: Any) -> Any:
 
 def drop_library(library: torch.library.Library) -> None:
     """Take back everything that was registered through a library."""
-    library._destroy()
+    library._destroy()  # type: ignore[no-untyped-call]
 
 
 def name_in_script(value: Any, name: str | None) -> None:
@@ -484,6 +484,6 @@ def name_in_script(value: Any, name: str | None) -> None:
     from torch.jit import _builtins
 
     if name is None:
-        _builtins._get_builtin_table().pop(id(value), None)
+        _builtins._get_builtin_table().pop(id(value), None)  # type: ignore[no-untyped-call]
     else:
-        _builtins._register_builtin(value, name)  # type: ignore[no-untyped-call]
+        _builtins._register_builtin(value, name)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.utils import cpp_extension
 
-from torchgraft.errors import KernelBuild
+from torchgraft.errors import BadValue, KernelBuild
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 _ERROR = re.compile(r"^(.*?):(\d+):(?:\d+:)? (?:fatal )?error: (.*)$", re.MULTILINE)
@@ -59,7 +59,8 @@ namespace {{
 }}
 }}  // namespace
 
-extern "C" void* graft_open(char* said, size_t room) noexcept {{
+extern "C" __attribute__((visibility("default")))
+void* graft_open(char* said, size_t room) noexcept {{
   auto libraries = std::make_unique<std::vector<torch::Library>>();
   try {{
     libraries->emplace_back(
@@ -78,7 +79,8 @@ extern "C" void* graft_open(char* said, size_t room) noexcept {{
   return libraries.release();
 }}
 
-extern "C" void graft_close(void* libraries) noexcept {{
+extern "C" __attribute__((visibility("default")))
+void graft_close(void* libraries) noexcept {{
   delete static_cast<std::vector<torch::Library>*>(libraries);
 }}
 """
@@ -90,19 +92,18 @@ class Source:
 
     text: str
     language: str  # "C++" or "CUDA"
+    name: str  # its file, or the line of Python that holds it
     path: pathlib.Path | None = None
 
     @classmethod
-    def read(cls, given: str | os.PathLike[str], language: str) -> Source:
-        """A source from its text, or from the file that a one-line string names."""
+    def read(cls, given: str | os.PathLike[str], language: str, where: str) -> Source:
+        """A source from its text, or from the file that a one-line string names, beside `where`."""
         if isinstance(given, str) and ("\n" in given or "{" in given):
-            return cls(given, language)
-        path = pathlib.Path(given).resolve()
-        return cls(path.read_text(), language, path)
-
-    @property
-    def name(self) -> str:
-        return str(self.path) if self.path else f"{self.language} text"
+            return cls(given, language, f"{language} text at {where}")
+        path = pathlib.Path(where).parent / given
+        if not path.is_file():
+            raise BadValue("kernel", str(given), f"{language} text, or a file beside {where}")
+        return cls(path.read_text(), language, str(path), path.resolve())
 
     def files(self) -> dict[str, str]:
         """The headers of its own (`#include "..."`) that it is made of, deeply, with their text."""
@@ -144,8 +145,8 @@ def open_kernel(
 ) -> Opened:
     """Build a source (or find it built) and put its function into the dispatcher.
 
-    The function has the operator's own name, or `function`. `op` is `ns::name`; `autograd` adds a way past Python
-    for calls that need no gradient.
+    The function has the operator's own name, or `function`. `op` is `ns::name`; `autograd` adds a
+    way past Python for calls that need no gradient.
     """
     space, name = op.split("::")
     function = function or name.partition(".")[0]
@@ -168,7 +169,7 @@ def build(op: str, source: Source, glue: str) -> pathlib.Path:
     flags = _flags(source.language)
     folder = cache_dir() / "ops" / _digest(_version(tool), *flags)
     files = [text for pair in sorted(source.files().items()) for text in pair]
-    target = folder / f"{_digest(source.text, source.name, glue, *files)}.so"
+    target = folder / f"{_digest(source.text, str(source.path), glue, *files)}.so"
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
@@ -210,7 +211,13 @@ def _flags(language: str) -> list[str]:
     if not cuda:
         return [*flags, "-fPIC", "-fvisibility=hidden", "-w"]
     major, minor = torch.cuda.get_device_capability()
-    return [*flags, f"-arch=sm_{major}{minor}", "-Xcompiler=-fPIC", "-w", "--expt-relaxed-constexpr"]
+    return [
+        *flags,
+        f"-arch=sm_{major}{minor}",
+        "-Xcompiler=-fPIC",
+        "-w",
+        "--expt-relaxed-constexpr",
+    ]
 
 
 def _header(folder: pathlib.Path, tool: str, flags: Sequence[str]) -> list[str]:
@@ -235,7 +242,7 @@ def _compile(
     op: str, source: Source, glue: str, target: pathlib.Path, command: Sequence[str]
 ) -> None:
     suffix = "cu" if source.language == "CUDA" else "cpp"
-    first = f'#line 1 "{source.path or source.name}"\n'
+    first = f'#line 1 "{source.name}"\n'
     near = f"-I{source.path.parent if source.path else pathlib.Path.cwd()}"
     links = [flag for path in cpp_extension.library_paths() for flag in ("-L", path)]
     libraries = ["-lc10", "-ltorch_cpu", "-ltorch"]

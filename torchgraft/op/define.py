@@ -1,10 +1,11 @@
-"""`@graft.op`: a typed function becomes a torch operator; what else it has is checked against it."""
+"""`@graft.op`: a typed function becomes an operator; what else it has is checked against it."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -59,7 +60,7 @@ class Op:
         registry.current().keep(self)
 
     def _declare(self, text: str) -> None:
-        space, base = self.name.split("::")
+        base = self.name.split("::")[1]
         if find(self.name) is not None:
             known = {op.name: op for op in registry.current().ops}
             at = getattr(known.get(self.name), "where", "another library")
@@ -82,11 +83,13 @@ class Op:
         self._install_fake(fresh(self.reference))
         _torch.name_in_script(self, self.name.partition(".")[0])
 
-    def _library(self, part: str) -> torch.library.Library:
+    def _library(self, part: str) -> Any:
         """A new home for what is registered for a part; what was there before is taken back."""
         if part in self._libraries:
             _torch.drop_library(self._libraries.pop(part))
-        made = torch.library.Library(self.name.split("::")[0], "FRAGMENT")
+        made: Any = torch.library.Library(  # type: ignore[no-untyped-call]
+            self.name.split("::")[0], "FRAGMENT"
+        )
         self._libraries[part] = made
         return made
 
@@ -130,10 +133,10 @@ class Op:
         A source is compiled at the first call that needs it.
         """
         dispatch_key(device)
-        source = source_of(cpp, cuda)
+        caller = sys._getframe(1)
+        at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        source = source_of(cpp, cuda, at)
         if source is not None:
-            frame = inspect.stack()[1]
-            at = source.name if source.path else f"{frame.filename}:{frame.lineno}"
             self._add(Kernel(device, at, None, source, when, priority))
             return self
 
@@ -245,9 +248,7 @@ class Op:
                 kernel = self._kernels[device][0]
                 assert kernel.source is not None
                 fast = not schemas.written(self.parsed)
-                opened = open_kernel(
-                    self.name, dispatch_key(device), kernel.source, autograd=fast
-                )
+                opened = open_kernel(self.name, dispatch_key(device), kernel.source, autograd=fast)
                 self._opened[device] = opened
                 self._unbuilt.discard(device)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
@@ -40,6 +39,7 @@ class Slot(int):
 
 
 def _take(value: Any, tensors: list[Tensor]) -> Any:
+    """The layout of a value: each tensor moved to `tensors`, its number in its place."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return Slot(len(tensors) - 1)
@@ -49,6 +49,7 @@ def _take(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def _put(layout: Any, tensors: Sequence[Any]) -> Any:
+    """The value that a layout is of."""
     if isinstance(layout, Slot):
         return tensors[layout]
     if isinstance(layout, list):
@@ -103,11 +104,13 @@ def autograd_kernel(op: Any) -> Callable[..., Any]:
 def _differentiate(op: Any, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensors: list[Tensor] = []
     call = Call(_take(schemas.bind(op.parsed, args, kwargs), tensors))
-    inside = _torch.one_level() if _torch.in_functorch() else contextlib.nullcontext()
-    with inside:
+    if _torch.in_functorch():
+        with _torch.one_level():
+            outputs = node.apply(call, *tensors)
+    else:
         outputs = node.apply(call, *tensors)
     result = _put(call.results, outputs)
-    return result[0] if len(op.parsed.returns) == 1 else tuple(result)
+    return result[0] if len(result) == 1 else tuple(result)
 
 
 def _node(op: Any) -> Any:
@@ -122,31 +125,34 @@ def _node(op: Any) -> Any:
         return tuple(flat)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        call, *tensors = inputs
-        ctx.call = call
+        ctx.call, tensors = inputs[0], inputs[1:]
+        if whole := [t for t in output if not _differentiable(t)]:
+            ctx.mark_non_differentiable(*whole)
+        if op.gradient is None:
+            ctx.save_for_backward(*tensors)
+            return
         ctx.shapes = [t.shape for t in tensors]
-        ctx.mark_non_differentiable(*(t for t in output if not _differentiable(t)))
-        keep = _saved(op, call, len(tensors), len(output))
-        everything = [*tensors, *output]
-        ctx.keep = keep
-        ctx.save_for_backward(*(everything[i] for i in keep))
+        ctx.keep = _saved(op, ctx.call, len(tensors))
+        ctx.save_for_backward(*((*tensors, *output)[i] for i in ctx.keep))
 
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        call: Call = ctx.call
-        saved = dict(zip(ctx.keep, ctx.saved_tensors, strict=True))
         needs = ctx.needs_input_grad[1:]
         if op.gradient is None:
-            tensors = [saved[i] for i in range(len(needs))]
-            return None, *derive(op, call.layout, tensors, needs, grads)
-        return None, *_authored(op, call, saved, ctx.shapes, needs, grads)
+            return None, *derive(op, ctx.call.layout, ctx.saved_tensors, needs, grads)
+        saved = dict(zip(ctx.keep, ctx.saved_tensors, strict=True))
+        return None, *_authored(op, ctx.call, saved, ctx.shapes, needs, grads)
 
-    body = {"forward": forward, "setup_context": setup_context, "backward": backward}
+    body: dict[str, Any] = {
+        "forward": forward,
+        "setup_context": setup_context,
+        "backward": backward,
+    }
     name = f"{op.name.replace('::', '_')}_backward"
     return type(name, (_torch.OneLevel,), {k: staticmethod(v) for k, v in body.items()})
 
 
 def derive(
-    op: Any, layout: Any, tensors: list[Tensor], needs: Sequence[bool], grads: Sequence[Any]
+    op: Any, layout: Any, tensors: Sequence[Tensor], needs: Sequence[bool], grads: Sequence[Any]
 ) -> list[Tensor | None]:
     """The gradients of the reference body, which is run again on the saved inputs.
 
@@ -197,10 +203,8 @@ def _names(op: Any) -> tuple[list[str], list[str]]:
     ]
 
 
-def _saved(op: Any, call: Call, inputs: int, outputs: int) -> list[int]:
-    """Which of the inputs and outputs, counted through, are kept for the backward."""
-    if op.gradient is None:
-        return list(range(inputs))
+def _saved(op: Any, call: Call, inputs: int) -> list[int]:
+    """Which of the inputs and outputs, counted through, are kept for the author's backward."""
     params, results = _names(op)
     keep: list[int] = []
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from torchgraft import _torch
-from torchgraft.errors import AmbiguousKernel, UnknownName
+from torchgraft.errors import AmbiguousKernel, BadValue, UnknownName
 from torchgraft.op.cpp import Source
 
 DEVICES = {
@@ -127,8 +127,12 @@ def _copied(result: Any, seen: list[Tensor]) -> Any:
     return result
 
 
-def source_of(cpp: str | os.PathLike[str] | None, cuda: str | os.PathLike[str] | None) -> Any:
-    """The source that a kernel was given, or None."""
+def source_of(
+    cpp: str | os.PathLike[str] | None, cuda: str | os.PathLike[str] | None, where: str
+) -> Source | None:
+    """The source that a kernel was given, or None. A path is from the folder of `where`."""
+    if cpp is not None and cuda is not None:
+        raise BadValue("kernel", "cpp= and cuda=", "one of them")
     if cpp is not None:
-        return Source.read(cpp, "C++")
-    return Source.read(cuda, "CUDA") if cuda is not None else None
+        return Source.read(cpp, "C++", where)
+    return Source.read(cuda, "CUDA", where) if cuda is not None else None

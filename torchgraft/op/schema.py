@@ -73,14 +73,21 @@ def _default(argument: Any) -> Any:
     return _DTYPES.get(value, value) if dtype else value
 
 
+# What a schema's default for a dtype is stored as.
 _DTYPES = {
-    code: dtype
-    for code, dtype in enumerate(
-        (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16)
-        + (torch.float32, torch.float64, torch.complex32, torch.complex64, torch.complex128)
-        + (torch.bool,)
-    )
-} | {15: torch.bfloat16}
+    0: torch.uint8,
+    1: torch.int8,
+    2: torch.int16,
+    3: torch.int32,
+    4: torch.int64,
+    5: torch.float16,
+    6: torch.float32,
+    7: torch.float64,
+    9: torch.complex64,
+    10: torch.complex128,
+    11: torch.bool,
+    15: torch.bfloat16,
+}
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -142,7 +149,5 @@ def bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
 def call(schema: Any, fn: Function, values: Sequence[Any]) -> Any:
     """`fn` on the value of every parameter, keyword-only ones by name."""
     args = [v for v, a in zip(values, schema.arguments, strict=True) if not a.kwarg_only]
-    kwargs = {
-        a.name: v for v, a in zip(values, schema.arguments, strict=True) if a.kwarg_only
-    }
+    kwargs = {a.name: v for v, a in zip(values, schema.arguments, strict=True) if a.kwarg_only}
     return fn(*args, **kwargs)
