@@ -33,7 +33,7 @@ def with_parts() -> graft.Op:
 
     @op.fake
     def _(x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
-        return torch.empty_like(x + y)
+        return torch.empty_like(x + alpha * y)
 
     @op.backward(save=("x",))
     def _(grad: Tensor, x: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
@@ -49,7 +49,14 @@ def several() -> graft.Op:
         "int[] dims=[0], Device? device=None) -> (Tensor, Tensor[], Tensor)"
     )
     def several(
-        x: Any, ys: Any, s: Any, dtype: Any, mode: Any = "a", *, dims: Any = (0,), device: Any = None
+        x: Any,
+        ys: Any,
+        s: Any,
+        dtype: Any,
+        mode: Any = "a",
+        *,
+        dims: Any = (0,),
+        device: Any = None,
     ) -> Any:
         z = sum(y.sin() for y in ys)
         z = z if x is None else z * x
@@ -69,7 +76,7 @@ def writing() -> graft.Op:
 def integral() -> graft.Op:
     @graft.op("s::lookup")
     def lookup(table: Tensor, index: Tensor) -> Tensor:
-        return table[index]
+        return table[index].contiguous()  # torch's own fake of indexing has other strides
 
     @lookup.samples
     def _(make: graft.Make) -> Iterator[tuple[Any, ...]]:

@@ -71,7 +71,9 @@ def test_every_kind_of_parameter_has_a_place_in_a_signature() -> None:
 
 
 def test_a_schema_may_be_given_as_text() -> None:
-    @graft.op("t::shift(Tensor x, *, Scalar by=1, ScalarType dtype=float) -> (Tensor y, Tensor[] z)")
+    @graft.op(
+        "t::shift(Tensor x, *, Scalar by=1, ScalarType dtype=float) -> (Tensor y, Tensor[] z)"
+    )
     def shift(x: Any, *, by: Any = 1, dtype: Any = torch.float32) -> Any:
         return (x + by).to(dtype), [x - by]
 
@@ -421,9 +423,7 @@ def test_a_backward_with_the_wrong_scale_is_caught() -> None:
     op = declare()
     op.backward(lambda grad, alpha: (grad, 2 * grad * alpha))
     said = reasons(op, surfaces=["gradient"])
-    assert said == (
-        "the gradient of 'y' has the wrong scale: it is 2 times that of the reference"
-    )
+    assert said == ("the gradient of 'y' has the wrong scale: it is 2 times that of the reference")
 
 
 def test_a_backward_with_the_wrong_shape_is_caught() -> None:
@@ -437,7 +437,7 @@ def test_a_tolerance_is_data_with_a_reason() -> None:
     op = declare()
     op.kernel("cpu")(lambda x, y, alpha=1.0: (x + alpha * y) * 1.001)
     assert "differs in" in reasons(op)
-    op.tolerance({d: (1e-2, 1e-2, "a table of 256 entries") for d in QUICK["dtypes"]})
+    op.tolerance(dict.fromkeys(QUICK["dtypes"], (0.01, 0.01, "a table of 256 entries")))
     graft.check(op, **QUICK).assert_ok()
     with pytest.raises(errors.BadValue, match="reason"):
         op.tolerance({torch.float32: (1e-2, 1e-2, "")})
@@ -517,7 +517,7 @@ def test_a_source_that_does_not_compile_gives_its_first_error(tmp_path: pathlib.
 def test_a_source_that_does_not_fit_the_schema_says_so() -> None:
     op = declare()
     op.kernel("cpu", cpp=SOURCE.replace(", double alpha", "").replace("alpha", "1.0"))
-    with pytest.raises(errors.KernelBuild, match="number of arguments is different. 3 vs 2"):
+    with pytest.raises(errors.KernelBuild, match=r"number of arguments is different. 3 vs 2"):
         op(torch.ones(1), torch.ones(1))
 
 

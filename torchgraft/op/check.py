@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from torchgraft import _torch
-from torchgraft.errors import CheckFailed, UnknownName, first_line
+from torchgraft.errors import CheckFailed, KernelBuild, UnknownName, first_line
 from torchgraft.op import surfaces as surfaces_
-from torchgraft.op.compare import Miss, check_inputs, compare, compare_fake, written_of
+from torchgraft.op.compare import TAIL, Miss, check_inputs, compare, compare_fake, written_of
 from torchgraft.op.define import Op
 from torchgraft.op.kernel import Kernel, choose
 from torchgraft.op.samples import DTYPES, Case, cases, clone
@@ -132,43 +132,52 @@ def _kernels(op: Op, device: str, every: list[Case]) -> list[Cell]:
 
 
 def _run_kernel(op: Op) -> Callable[[list[Case]], None]:
+    def one(case: Case) -> None:
+        before, after = clone(case.values), clone(case.values)
+        try:
+            with torch.no_grad():
+                results = call(op.parsed, op.overload, after)
+        except KernelBuild:
+            raise
+        except Exception as error:
+            raise Miss(
+                f"refused, and the reference takes it ({first_line(error)}); "
+                f"give the kernel a when=, or check(dtypes=...)"
+            ) from error
+        check_inputs(op, before, after, results)
+        compare(op, [*_flat(results), *written_of(op, after)], case.values)
+
     def run(mine: list[Case]) -> None:
         if not mine:
             raise Miss("no sample reaches it; add one that its when= accepts")
-        for case in mine:
-            before = clone(case.values)
-            after = clone(case.values)
-            try:
-                with torch.no_grad():
-                    results = call(op.parsed, op.overload, after)
-            except Exception as error:
-                raise Miss(
-                    f"{case.name}: refused, and the reference takes it ({first_line(error)}); "
-                    f"give the kernel a when=, or check(dtypes=...)"
-                ) from error
-            try:
-                check_inputs(op, before, after, results)
-                compare(op, [*_flat(results), *written_of(op, after)], case.values)
-            except Miss as reason:
-                raise Miss(f"{case.name}: {reason}") from None
+        _each(one, mine)
 
     return run
 
 
 def _run_fake(op: Op) -> Callable[[list[Case]], None]:
-    def run(every: list[Case]) -> None:
-        taken: list[tuple[Case, list[torch.Tensor]]] = []
-        for case in every:
-            with torch.no_grad(), contextlib.suppress(Exception):  # the kernel's cell has why
-                real = _flat(call(op.parsed, op.overload, clone(case.values)))
-                taken.append((case, real))
-        for case, real in taken:
-            try:
-                compare_fake(op, real, case.values)
-            except Miss as reason:
-                raise Miss(f"{case.name}: {reason}") from None
+    def one(case: Case) -> None:
+        real: list[torch.Tensor] | None = None
+        with torch.no_grad(), contextlib.suppress(Exception):  # the kernel's cell has why
+            real = _flat(call(op.parsed, op.overload, clone(case.values)))
+        if real is not None:
+            compare_fake(op, real, case.values)
 
-    return run
+    return lambda every: _each(one, every)
+
+
+def _each(prove: Callable[[Case], None], every: list[Case]) -> None:
+    """Raise the most telling `Miss` over all cases: the first, unless one knows more."""
+    misses: list[str] = []
+    for case in every:
+        try:
+            prove(case)
+        except Miss as reason:
+            misses.append(f"{case.name}: {reason}")
+    if misses:
+        best = next((miss for miss in misses if TAIL in miss), misses[0])
+        more = f" ({len(misses)} of {len(every)} cases)" if len(misses) > 1 else ""
+        raise Miss(best + more)
 
 
 def _flat(value: Any) -> list[torch.Tensor]:

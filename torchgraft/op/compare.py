@@ -27,6 +27,9 @@ _WIDE = {
 }
 
 
+TAIL = "the tail is not computed"
+
+
 class Miss(Exception):
     """A reason why a surface is not right."""
 
@@ -117,7 +120,7 @@ def _describe(label: str, mine: Tensor, theirs: Tensor, near: Tensor) -> str:
     text = f"{label} differs in {len(wrong)} of {total} elements, first at {place}: "
     text += f"{got} instead of {want}"
     if total > 16 and last == total - 1 and len(wrong) == total - first and 2 * first > total:
-        text += f"; the tail is not computed: elements 0 to {first - 1} agree, the rest do not"
+        text += f"; {TAIL}: elements 0 to {first - 1} agree, the rest do not"
     return text
 
 
@@ -160,7 +163,8 @@ def _same_form(label: str, fake: Tensor, real: Tensor) -> None:
         fake.stride(d) != real.stride(d) for d in matter
     ):
         raise Miss(
-            f"the fake has the wrong stride: {label} has {fake.stride()}, really {real.stride()}"
+            f"the fake has the wrong stride: {label} has {fake.stride()}, really {real.stride()}; "
+            f"write @op.fake for it, or make both .contiguous()"
         )
 
 

@@ -22,7 +22,8 @@ class Variant:
 
     name: str
     resize: Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = lambda shape, _: shape
-    strided: bool = False
+    strided: bool = False  # every other element of a longer tensor
+    permuted: bool = False  # dense, its dimensions in memory the other way round
     special: bool = False
 
 
@@ -40,6 +41,7 @@ VARIANTS = (
     Variant("empty", resize=_empty),
     Variant("0-d", resize=lambda shape, _: ()),
     Variant("not contiguous", strided=True),
+    Variant("transposed", permuted=True),
     Variant("NaN and inf", special=True),
 )
 
@@ -77,11 +79,14 @@ class Make:
         size = self.variant.resize(shape, self._first)
         kind = dtype or self.dtype
         inner = (*size[:-1], 2 * size[-1]) if self.variant.strided and size else size
+        inner = inner[::-1] if self.variant.permuted else inner
         tensor = self._values(inner, kind, low, high)
         if self.variant.special and kind.is_floating_point and low is None and high is None:
             for i, value in enumerate((float("nan"), float("inf"), float("-inf"), -0.0)):
                 tensor.view(-1)[i::7] = value
         tensor = tensor.to(self.device)
+        if self.variant.permuted:
+            return tensor.permute(*range(tensor.ndim)[::-1])
         return tensor[..., ::2] if self.variant.strided and size else tensor
 
     def _values(
