@@ -21,6 +21,7 @@ from torchgraft.fx import edit, meta, script
 from torchgraft.fx.capture import Capture, capture, from_exported
 from torchgraft.fx.load import load
 from torchgraft.inputs import Declared, Signature, checked, declare
+from torchgraft.inputs import tensors as spec_tensors
 from torchgraft.plan import Plan
 from torchgraft.program import Program, Role, build
 from torchgraft.report import Report
@@ -133,6 +134,16 @@ class Compiled:
     def reports(self) -> list[Report]:
         """One report per gear (or piece)."""
         return [program.report for program in self._programs]
+
+    def program_for(self, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
+        """The program that a call takes, and the values of its graph's inputs."""
+        signatures = [source.signature for _, _, source in self._sources]
+        if not signatures:
+            raise BadValue("program", self, "one that is compiled as a whole")
+        index, leaves = calls.fit(signatures, tuple(inputs), {})
+        source = self._sources[index][2]
+        tensors = [leaves[i] for i, _ in spec_tensors(signatures[index].specs)]
+        return self._programs[index], [*tensors, *source.states.values()]
 
     def explain(self) -> str:
         """Everything about this program as one text: inputs, report, graph, plan."""

@@ -144,6 +144,16 @@ def drop_unused(gm: GraphModule) -> None:
             delattr(gm, name)
 
 
+_ORIGIN = ("stack_trace", "nn_module_stack", "custom", "original_aten")
+
+
+def inherit(node: Node, origin: Node) -> None:
+    """Let a new node say that it comes from where `origin` comes from: line, module, marks."""
+    for key in _ORIGIN:
+        if key in origin.meta:
+            node.meta.setdefault(key, origin.meta[key])
+
+
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
