@@ -433,20 +433,6 @@ def has_compiler() -> str | None:
 # --- TorchScript ---
 
 
-@contextlib.contextmanager
-def script_scope(name: str) -> Iterator[None]:
-    """Name what `torch.jit.trace` records inside; nothing where nothing is traced."""
-    state: Any = torch._C._get_tracing_state()
-    if state is None:
-        yield
-        return
-    state.push_scope(name)
-    try:
-        yield
-    finally:
-        state.pop_scope()
-
-
 def script_graph(script: Any) -> Any:
     """A private copy of forward's graph with every call (and fork) inlined and shapes erased."""
     graph = script.graph.copy()

@@ -21,7 +21,7 @@ from torchgraft.codegen import inductor, regions
 from torchgraft.codegen.decide import decide
 from torchgraft.codegen.regions import ATEN, GENERATED, KERNEL, Place, Unit
 from torchgraft.config import Config
-from torchgraft.convert.run import convert
+from torchgraft.convert.run import convert, unheard
 from torchgraft.errors import NotCompiled, ResultChanged, first_line
 from torchgraft.fx import dialect, meta
 from torchgraft.fx.edit import target_name
@@ -104,6 +104,7 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
     captured = watch.old if watch is not None else None
     start = time.perf_counter()
     report.steps = pipeline.run(gm, meta.inputs_of(gm), config, watch)
+    report.notes += unheard(gm, config)
     report.conversions = _convert(gm, config, watch)
     meta.drop_unused(gm)
     gm.recompile()

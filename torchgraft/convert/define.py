@@ -65,7 +65,7 @@ def converter(
     ... def square(net: graft.Net, x: graft.Value) -> graft.Value:
     ...     return net.add("aten::mul", x, x)
     >>> config = graft.Config(mode="eager", converters=[square])
-    >>> compiled = graft.compile(torch.square, (torch.ones(2),), config=config)
+    >>> compiled = graft.compile(lambda x: torch.square(x), (torch.ones(2),), config=config)
     >>> [node.op for node in compiled.report.nodes]
     ['aten.mul.Tensor']
     """

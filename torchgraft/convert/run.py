@@ -74,6 +74,17 @@ def convert(
     return log, became
 
 
+def unheard(gm: GraphModule, config: Config) -> list[str]:
+    """A note for each converter of an operator that torch itself takes apart while tracing."""
+    present = {node.target for node in gm.graph.nodes}
+    return [
+        f"converter {one}: torch takes {op} apart while it traces; convert its parts instead"
+        for op, found in candidates(config).items()
+        if op not in present and op._can_decompose()
+        for one in found
+    ]
+
+
 def _entry(node: Node, one: Converter, reason: str | None) -> Conversion:
     return Conversion(
         node.name, target_name(node.target), one.name, one.where, reason, meta.source_line(node)

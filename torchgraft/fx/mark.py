@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import linecache
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.fx import Node, traceback
 
-from torchgraft import _torch
-
 _KEY = "torchgraft"
 SCOPE = "torchgraft_fallback"
-"""How a TorchScript trace shows a `with graft.fallback():`."""
+"""How source generated from a TorchScript trace shows a `with graft.fallback():`."""
 
 
 def fallback() -> contextlib.AbstractContextManager[Any]:
     """Leave what is computed inside to torch: `with graft.fallback():` in the code of a model.
 
-    Eager code does not notice. It holds in `torch.compile`, `torch.export`, `graft.compile` and,
-    until the trace is saved, in `torch.jit.trace`; TorchScript cannot script it.
+    Eager code does not notice. It holds in `torch.compile`, `torch.export` and `graft.compile`. A
+    traced ScriptModule knows its source lines, so it holds there as long as the source can be
+    read; `torch.jit.script` does not take it.
 
     >>> import torch, torchgraft as graft
     >>> def model(x):
@@ -43,7 +45,6 @@ class _Fallback(contextlib.ExitStack):
         if torch.compiler.is_exporting():
             self.enter_context(traceback.preserve_node_meta())
             self.enter_context(traceback.annotate({_KEY: "fallback"}))
-        self.enter_context(_torch.script_scope(SCOPE))
         return self
 
 
@@ -51,6 +52,27 @@ def in_fallback(node: Node) -> bool:
     """Whether a node stands in a `with graft.fallback():`."""
     custom = node.meta.get("custom") or {}
     return custom.get(_KEY) == "fallback" or SCOPE in _script_scope(node)
+
+
+def in_source(frames: Iterable[tuple[str, int]]) -> bool:
+    """Whether one of these lines (file, line) stands in a `with graft.fallback():`."""
+    return any(low <= line <= high for file, line in frames for low, high in _blocks(file))
+
+
+@functools.lru_cache(maxsize=64)
+def _blocks(file: str) -> list[tuple[int, int]]:
+    """The lines of a file's `with ...fallback():` blocks; none where it cannot be read."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return []
+    return [
+        (node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.With)
+        for item in node.items
+        if re.search(r"\bfallback\(\)$", ast.unparse(item.context_expr))
+    ]
 
 
 def modules_of(node: Node) -> list[tuple[str, str]]:

@@ -167,7 +167,7 @@ def source_line(node: Node) -> str | None:
     file, line = own[-1]
     if file.startswith("<torchgraft"):  # generated from TorchScript: the comment names the source
         comment = linecache.getline(file, int(line)).rpartition("  # ")[2].strip()
-        return comment or None
+        return comment.partition(" in ")[0] or None
     return f"{file}:{line}"
 
 

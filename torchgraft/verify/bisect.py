@@ -47,7 +47,7 @@ def bisect(compiled: Compiled, inputs: Sequence[Any], model: Any = None) -> Diff
 
     >>> import torch, torchgraft as graft
     >>> x = torch.ones(3)
-    >>> graft.bisect(graft.compile(torch.sin, (x,), mode="eager"), (x,)) is None
+    >>> graft.bisect(graft.compile(torch.nn.ReLU(), (x,), mode="eager"), (x,)) is None
     True
     """
     given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
