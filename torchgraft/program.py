@@ -126,7 +126,8 @@ def _convert(gm: GraphModule, config: Config, watch: Watch | None) -> list[Conve
         asked, became = convert(gm, config, pinned)
         if watch is None or not became:
             return asked
-        guilty = watch.after(gm, "converters", became)
+        by = {c.node: f"converter {c.converter!r} ({c.where})" for c in asked if c.reason is None}
+        guilty = watch.after(gm, "the converters", became, by)
         if guilty is None:
             return asked
         pinned |= {guilty} if guilty and guilty not in pinned else set(became)

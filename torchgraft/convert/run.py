@@ -80,8 +80,9 @@ def unheard(gm: GraphModule, config: Config) -> list[str]:
     return [
         f"converter {one}: torch takes {op} apart while it traces; convert its parts instead"
         for op, found in candidates(config).items()
-        if op not in present and op._can_decompose()
+        if op not in present
         for one in found
+        if one.ops == (op,) and op._can_decompose()
     ]
 
 

@@ -65,10 +65,10 @@ def outcome(
     run: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Any], seed: int = 0
 ) -> Outcome:
     """Run on copies of the inputs."""
-    given = clones(inputs)
     with _torch.real(seed):
+        given = clones(inputs)
         outputs = list(run(list(given)))
-    return Outcome(outputs, given, _aliases(outputs, given))
+        return Outcome(outputs, given, _aliases(outputs, given))
 
 
 def on_aten(
@@ -108,6 +108,11 @@ def difference(
     want: Outcome, got: Outcome, depth: int, *, values: bool = True, memory: bool = True
 ) -> str | None:
     """What a caller could tell apart, with its size, or None."""
+    with _torch.real():
+        return _difference(want, got, depth, values, memory)
+
+
+def _difference(want: Outcome, got: Outcome, depth: int, values: bool, memory: bool) -> str | None:
     if len(want.outputs) != len(got.outputs):
         return f"{len(want.outputs)} outputs became {len(got.outputs)}"
     for i, (one, other) in enumerate(zip(want.outputs, got.outputs, strict=True)):
@@ -205,5 +210,6 @@ def depth_of(gm: GraphModule) -> int:
 
 def usable(found: Outcome) -> bool:
     """Whether a run shows anything: its numbers are not all infinite or undefined."""
-    floats = [t for t in found.outputs if isinstance(t, Tensor) and t.dtype.is_floating_point]
-    return all(bool(t.isfinite().any()) for t in floats if t.numel())
+    with _torch.real():
+        floats = [t for t in found.outputs if isinstance(t, Tensor) and t.dtype.is_floating_point]
+        return all(bool(t.isfinite().any()) for t in floats if t.numel())

@@ -38,10 +38,12 @@ def draws(gm: GraphModule) -> Iterator[list[Any]]:
     given = gm.meta.get("samples") or [None] * len(inputs)
     for draw in (_mixed, _positive, _zero):
         generator = torch.Generator().manual_seed(0)
-        yield [
-            held if held is not None else _drawn(node, draw, generator)
-            for node, held in zip(inputs, given, strict=True)
-        ]
+        with _torch.real():
+            made = [
+                held if held is not None else _drawn(node, draw, generator)
+                for node, held in zip(inputs, given, strict=True)
+            ]
+        yield made
 
 
 def _drawn(node: Node, draw: Any, generator: torch.Generator) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from torchgraft import _torch
 from torchgraft.config import Config
 from torchgraft.errors import ResultChanged, first_line
 from torchgraft.fx import meta
@@ -85,10 +86,14 @@ class Watch:
             self.old, self.versions = copied(gm), self._constants()
 
     def after(
-        self, gm: GraphModule, by: str, became: Mapping[str, str] | None = None
+        self,
+        gm: GraphModule,
+        by: str,
+        became: Mapping[str, str] | None = None,
+        authors: Mapping[str, str] | None = None,
     ) -> str | None:
         """Raise `ResultChanged` where the results are others now. With "pin": put the graph back
-        as it was, pin the node, and give its name."""
+        as it was, pin the node, and give its name. Of several `authors` the node tells which."""
         if not self.each or self.found is None or self.inputs is None:
             return None
         gm.recompile()
@@ -104,6 +109,8 @@ class Watch:
             self.found = found
             return None
         guilty = first_difference(self.old, gm, self.inputs, became or {})
+        if guilty is not None and authors:
+            by = authors.get(guilty.before.name, by)
         failure = self._failure(by, gm, guilty, error)
         if not self.pins:
             raise failure
@@ -120,7 +127,8 @@ class Watch:
         self, by: str, gm: GraphModule, guilty: Guilty | None, error: str
     ) -> ResultChanged:
         assert self.inputs is not None
-        path = script.write(self.config.verify_dir, by, self.old, gm, self.inputs)
+        with _torch.real():
+            path = script.write(self.config.verify_dir, by, self.old, gm, self.inputs)
         if guilty is None:
             return ResultChanged(
                 by, "the same values, put together otherwise", "", None, error, path
@@ -166,14 +174,15 @@ def first_difference(
     seen: dict[str, Any] = {}
     _watch(new, inputs, seen, {other.name for _, other in pairs})
     depth = compare.depth_of(old)
-    for one, other in pairs:
-        if one.name not in values or other.name not in seen:
-            if one.name in values:
+    with _torch.real():
+        for one, other in pairs:
+            if one.name not in values:
+                continue
+            if other.name not in seen:
                 return Guilty(one, other, "it cannot run any more")
-            continue
-        error = compare.unlike(values[one.name], seen[other.name], depth)
-        if error is not None:
-            return Guilty(one, other, error)
+            error = compare.unlike(values[one.name], seen[other.name], depth)
+            if error is not None:
+                return Guilty(one, other, error)
     return None
 
 
@@ -191,23 +200,24 @@ def _watch(gm: GraphModule, inputs: Sequence[Any], values: dict[str, Any], names
 def _pairs(
     old: GraphModule, new: GraphModule, became: Mapping[str, str]
 ) -> list[tuple[Node, Node]]:
-    """Corresponding calls, in the order of the new graph."""
+    """Corresponding calls, in the order of the old graph."""
     before = {node.name: node for node in old.graph.nodes}
     after = {node.name: node for node in new.graph.nodes}
-    match: dict[Node, Node] = {}
-    for name, node in after.items():
-        if name in before and _is_call(node) and _is_call(before[name]):
-            match.setdefault(node, before[name])
+    pairs: dict[Node, Node] = {}  # from the old node to the one that stands for it
     for name, now in became.items():
         if name in before and now in after:
-            match[after[now]] = before[name]
+            pairs[before[name]] = after[now]
     for name, node in after.items():
-        if name in before and before[name].op == node.op:
-            for one, other in zip(_used(before[name]), _used(node), strict=False):
-                if _is_call(one) and _is_call(other) and one.name != other.name:
-                    match.setdefault(other, one)
-    order = {node: i for i, node in enumerate(new.graph.nodes)}
-    return [(one, other) for other, one in sorted(match.items(), key=lambda kv: order[kv[0]])]
+        if name not in before or before[name].op != node.op:
+            continue
+        if _is_call(node):
+            pairs.setdefault(before[name], node)
+        for one, other in zip(_used(before[name]), _used(node), strict=False):
+            # Where both are in both graphs, operands may only have changed places.
+            if _is_call(one) and isinstance(other, Node) and one.name not in after:
+                pairs.setdefault(one, other)
+    order = {node: i for i, node in enumerate(old.graph.nodes)}
+    return sorted(pairs.items(), key=lambda pair: order[pair[0]])
 
 
 def _used(node: Node) -> list[Any]:
