@@ -61,9 +61,8 @@ def convert(
             if reason is not None:
                 node.meta["declined"] = f"{one.name}: {reason}"
                 continue
-            became[name] = _replace(gm, net, results)
-            for made in net.made:
-                made.meta["converter"] = one.name
+            became[name] = _replace(gm, net, results, before)
+            before.update((n, (n.target, n.args, n.kwargs)) for n in net.made)  # values are known
             todo.extendleft(
                 (made, (*line, one)) for made in reversed(net.made) if made.target in table
             )
@@ -174,7 +173,7 @@ def _type(value: Any) -> str:
     return f"{meta.describe(value)}{where}"
 
 
-def _replace(gm: GraphModule, net: Net, results: list[Node | None]) -> str:
+def _replace(gm: GraphModule, net: Net, results: list[Node | None], before: meta.Snapshot) -> str:
     """Let the results take the place of the node; the name of the (first) one."""
     node = net.node
     name = next((r.name for r in results if r is not None), "")
@@ -183,18 +182,23 @@ def _replace(gm: GraphModule, net: Net, results: list[Node | None]) -> str:
             if user.target is operator.getitem:
                 part = results[user.args[1]]  # type: ignore[index]
                 assert part is not None
-                _stand(net, user, part)
+                _stand(net, user, part, before)
                 gm.graph.erase_node(user)
     else:
         assert results[0] is not None
-        name = _stand(net, node, results[0]).name
+        name = _stand(net, node, results[0], before).name
     gm.graph.erase_node(node)
     return name
 
 
-def _stand(net: Net, node: Node, result: Node) -> Node:
-    """Let `result` stand for `node`. A caller must not get an old tensor for a new one."""
+def _stand(net: Net, node: Node, result: Node, before: meta.Snapshot) -> Node:
+    """Let `result` stand for `node`. A caller must not get an old tensor for a new one.
+
+    Users of a value of exactly the same type, strides included, keep their own: `before` is told.
+    """
     if result not in net.made and not is_view(node) and reaches_output(node):
         result = net.add(aten.clone.default, Value(result)).node
-    node.replace_all_uses_with(result)
+    users = node.replace_all_uses_with(result)
+    if meta.alike(node.meta["val"], result.meta["val"]):
+        before.update((n, (n.target, n.args, n.kwargs)) for n in users if n in before)
     return result

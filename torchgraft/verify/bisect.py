@@ -72,7 +72,7 @@ def in_launches(program: Program, inputs: Sequence[Any]) -> Difference | None:
         values[linker.numbers[node]] = value
 
     def see(node: Node, value: Any) -> None:
-        if node in linker.numbers:
+        if node.op == "call_function" and node in linker.numbers:
             values[linker.numbers[node]] = compare.kept(value)
 
     compare.on_aten(gm, inputs, see)

@@ -41,7 +41,7 @@ class _Run(Interpreter):
             self.draws[str(n.target)] += 1
             torch.manual_seed(self.draws[str(n.target)])
         result = super().run_node(n)
-        if self.see is not None and n.op == "call_function":
+        if self.see is not None and n.op != "output":
             self.see(n, result)
         return result
 
