@@ -296,6 +296,10 @@ def compiling() -> Iterator[None]:
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
+transform: Callable[[], object] = torch._C._functorch.peek_interpreter_stack
+"""The innermost transform of torch.func that is running, or None."""
+
+
 @contextlib.contextmanager
 def no_autocast() -> Iterator[None]:
     """Run operators in the types they are given, whatever the caller's autocast says."""

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from torchgraft import _torch
 from torchgraft.backend import backend
 from torchgraft.config import Config
-from torchgraft.errors import BadValue, NotYet, WeightMismatch
+from torchgraft.errors import BadValue, NotCopied, NotYet, WeightMismatch
 from torchgraft.fx import edit, meta, script
 from torchgraft.fx.capture import Capture, capture, from_exported
 from torchgraft.fx.load import load
@@ -171,6 +171,9 @@ class Compiled:
             gm.meta["borrowed"] = _torch.addresses(state_dict[name] for name in source.weights)
             programs.append(self._build(gm, source))
         self._link(programs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise NotCopied(self.name)
 
     def __repr__(self) -> str:
         return f"<torchgraft.{type(self).__name__} {self.name}, mode {self.config.mode!r}>"

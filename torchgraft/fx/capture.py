@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -77,6 +78,8 @@ class _Function(torch.nn.Module):
                 code, fn.__globals__, "forward", fn.__defaults__, fn.__closure__
             )
             copied.__kwdefaults__ = fn.__kwdefaults__
+        elif inspect.isbuiltin(fn):  # it has no signature, which torch.export asks for
+            self.forward = lambda *args, **kwargs: fn(*args, **kwargs)
 
 
 def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
