@@ -168,7 +168,7 @@ class Compiled:
                 root.register_buffer(weight.attribute, state_dict[name].detach())
             gm = GraphModule(root, copy.deepcopy(graph))
             gm.meta.update(gm_meta)
-            gm.meta["borrowed"] = _torch.addresses(state_dict[name] for name in source.weights)
+            gm.meta["borrowed"] = meta.addresses(state_dict[name] for name in source.weights)
             programs.append(self._build(gm, source))
         self._link(programs)
 

@@ -169,7 +169,7 @@ class _Unlift:
                 node.meta["val"] = meta.compute(gm, node)
         # The weights are the module's own still; what is left of them in the end is copied.
         weights = [getattr(self.root, weight.attribute) for weight in self.weights.values()]
-        gm.meta["borrowed"] = _torch.addresses(weights)
+        gm.meta["borrowed"] = meta.addresses(weights)
         dialect.canonicalise(gm)
         if self.declared is not None:
             _check_dynamic(specs, self.declared, gm)

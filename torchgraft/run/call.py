@@ -68,7 +68,7 @@ def fit(
     signatures: Sequence[Signature], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[int, list[Any]]:
     """Which signature a call fits, and its leaves; raises `InputMismatch` when none."""
-    if _torch.transform():
+    if _torch.in_functorch():
         raise InputMismatch(
             "arguments",
             "a plain call",
@@ -109,7 +109,7 @@ def _fast(calls: Sequence[Call], slow: Callable[..., Any]) -> Callable[..., Any]
         "Tensor": Tensor,
         "slow": slow,
         "autocast": _torch.any_autocast,
-        "transform": _torch.transform,
+        "transform": _torch.in_functorch,
         "evaluate": _torch.evaluate,
     }
     names = [f"x{i}" for i in range(count)]
