@@ -3,8 +3,11 @@
 from torchgraft.backend import backend
 from torchgraft.compile import Compiled, compile
 from torchgraft.config import Config
-from torchgraft.errors import GraftError
+from torchgraft.convert.define import converter, converters_for
+from torchgraft.convert.net import Net, Value
+from torchgraft.errors import Declined, GraftError
 from torchgraft.fx.edit import Graph
+from torchgraft.fx.mark import fallback
 from torchgraft.inputs import Input
 from torchgraft.op.check import check
 from torchgraft.op.define import Op, op
@@ -13,24 +16,34 @@ from torchgraft.passes.registry import Registry
 from torchgraft.passes.spec import fx_pass
 from torchgraft.plan import Plan
 from torchgraft.report import Report, reports
+from torchgraft.verify.bisect import bisect
+from torchgraft.verify.watch import verify
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Compiled",
     "Config",
+    "Declined",
     "GraftError",
     "Graph",
     "Input",
     "Make",
+    "Net",
     "Op",
     "Plan",
     "Registry",
     "Report",
+    "Value",
     "backend",
+    "bisect",
     "check",
     "compile",
+    "converter",
+    "converters_for",
+    "fallback",
     "fx_pass",
     "op",
     "reports",
+    "verify",
 ]

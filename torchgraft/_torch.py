@@ -118,6 +118,23 @@ def has_unbacked(value: Any) -> bool:
     return isinstance(value, (Tensor, *SYMBOLIC)) and bool(free_unbacked_symbols(value))
 
 
+def hint(number: Any) -> Any:
+    """A plausible value for a symbolic number: the one it was traced with where there is one."""
+    if not isinstance(number, SYMBOLIC):
+        return number
+    return number.node.hint if number.node.has_hint() else 2
+
+
+@contextlib.contextmanager
+def real(seed: int = 0) -> Iterator[None]:
+    """Run operators on real tensors inside a compile: no mode, no gradient, a seed of its own."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), torch.no_grad(), no_autocast(), torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -209,6 +226,17 @@ def retrace(
 def is_op(target: Any) -> bool:
     """Whether a call's target is an operator of torch's registry."""
     return isinstance(target, torch._ops.OpOverload)
+
+
+def is_packet(target: Any) -> bool:
+    """Whether a target is an operator with its overload left open."""
+    return isinstance(target, torch._ops.OpOverloadPacket)
+
+
+def resolve_overload(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Which overload of `ns::op` a call with these (fake) arguments means."""
+    found: str = torch._C._jit_resolve_packet(name, *args, **kwargs)
+    return found or "default"
 
 
 def is_higher_order(target: Any) -> bool:

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from torchgraft import _torch
 from torchgraft.config import Config
+from torchgraft.convert.define import candidates
 from torchgraft.fx import dialect, meta
 from torchgraft.program import Program, Role, build
 
@@ -52,7 +53,7 @@ def torchgraft(
         forward=functools.partial(compiler, is_inference=False),
         backward=functools.partial(compiler, is_inference=False, is_backward=True),
         inference=compiler,
-        decompositions=dialect.decompositions(),
+        decompositions=dialect.decompositions(keep=candidates(config)),
     )
     compiled: Callable[..., Any] = aot(gm, example_inputs)
     return compiled

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from torchgraft import _torch
 from torchgraft.backend import backend
 from torchgraft.config import Config
+from torchgraft.convert.define import candidates
 from torchgraft.errors import BadValue, NotCopied, NotYet, WeightMismatch
 from torchgraft.fx import edit, meta, script
 from torchgraft.fx.capture import Capture, capture, from_exported
@@ -26,6 +27,7 @@ from torchgraft.program import Program, Role, build
 from torchgraft.report import Report
 from torchgraft.run import call as calls
 from torchgraft.signature import Signature, checked
+from torchgraft.signature import tensors as spec_tensors
 
 
 def compile(
@@ -60,7 +62,10 @@ def compile(
         model = load(model)
     name = _name(model)
     if isinstance(model, ExportedProgram):
-        return Compiled(name, "export", [from_exported(model, freeze=config.freeze)], config)
+        taken = from_exported(model, freeze=config.freeze, keep=candidates(config))
+        if config.verify != "off" and model.example_inputs is not None:
+            _samples(taken, _torch.flatten(model.example_inputs)[0])
+        return Compiled(name, "export", [taken], config)
     if inputs is None and kwargs is None:
         raise BadValue("inputs", inputs, "the inputs to compile for, such as (x,)")
     front_end, branches = "export", False
@@ -71,8 +76,20 @@ def compile(
     declared = declare(model, inputs or (), kwargs, _device_of(model))
     if branches:
         return Partial(name, model, declared, config, translated.branches)
-    captures = [capture(model, one, freeze=config.freeze) for one in declared]
+    keep = candidates(config)
+    captures = [capture(model, one, freeze=config.freeze, keep=keep) for one in declared]
+    if config.verify != "off":
+        for taken, one in zip(captures, declared, strict=True):
+            leaves = _torch.flatten((one.args, one.kwargs))[0]
+            known = zip(leaves, one.ranges, strict=True)
+            _samples(taken, [leaf if ranges is None else None for leaf, ranges in known])
     return Compiled(name, front_end, captures, config)
+
+
+def _samples(taken: Capture, leaves: Sequence[Any]) -> None:
+    """Let verification use the inputs that the program was given, and its states as they are."""
+    given = [leaves[i] for i, _ in spec_tensors(taken.signature.specs)]
+    taken.gm.meta["samples"] = [*given, *taken.states.values()]
 
 
 class Compiled:
@@ -134,6 +151,16 @@ class Compiled:
     def reports(self) -> list[Report]:
         """One report per gear (or piece)."""
         return [program.report for program in self._programs]
+
+    def program_for(self, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
+        """The program that a call takes, and the values of its graph's inputs."""
+        signatures = [source.signature for _, _, source in self._sources]
+        if not signatures:
+            raise BadValue("program", self, "one that is compiled as a whole")
+        index, leaves = calls.fit(signatures, tuple(inputs), {})
+        source = self._sources[index][2]
+        tensors = [leaves[i] for i, _ in spec_tensors(signatures[index].specs)]
+        return self._programs[index], [*tensors, *source.states.values()]
 
     def explain(self) -> str:
         """Everything about this program as one text: inputs, report, graph, plan."""

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from torchgraft.errors import BadValue, UnknownName
 
 if TYPE_CHECKING:
+    from torchgraft.convert.define import Converter
     from torchgraft.passes.registry import Registry
 
+VERIFY = ("off", "each", "end", "pin")
 MODES = ("eager", "default", "reduce-overhead", "max-autotune")
 
 
@@ -39,6 +41,23 @@ class Config:
     """The same, after the built-in ones."""
     registry: Registry | None = None
     """Where registered passes are looked up; None: the registry of the surrounding scope."""
+    converters: tuple[Converter, ...] = ()
+    """`@graft.converter(..., register=False)`; they go before the registered ones, later first."""
+    torch_executed_ops: tuple[Any, ...] = ()
+    """Operators that run on ATen: names (`aten::relu`, `aten.add.Tensor`) or operators."""
+    torch_executed_modules: tuple[Any, ...] = ()
+    """Modules that run on ATen: a path (`layers.0`), a class or its name, or a regular expression
+    that fits a whole path or qualified class name."""
+    min_block_size: int = 1
+    """Fewer nodes than this in a region: they run on ATen."""
+    require_full_compilation: bool = False
+    """Raise `NotCompiled`, with every culprit, where a node would run on ATen."""
+    verify: str = "off"
+    """`each`: run the graph before and after every pass and converter, and raise `ResultChanged`
+    where results differ. `end`: compare the compiled program with the captured graph. `pin`: both,
+    but undo the rewrite, pin the node to ATen and go on. Costs compile time only."""
+    verify_dir: str | None = None
+    """Where scripts that reproduce a difference go; None: a temporary folder."""
     inductor: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     """Options for the code generator, as `torch.compile(options=...)` takes them."""
 
@@ -52,6 +71,22 @@ class Config:
             if not isinstance(passes, (list, tuple)) or not all(map(callable, passes)):
                 raise BadValue(f"Config.{field}", passes, "a list of functions")
             object.__setattr__(self, field, tuple(passes))
+        if self.verify not in VERIFY:
+            raise UnknownName("check", self.verify, VERIFY, where="Config.verify")
+        if not isinstance(self.require_full_compilation, bool):
+            field = "Config.require_full_compilation"
+            raise BadValue(field, self.require_full_compilation, "True or False")
+        size = self.min_block_size
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise BadValue("Config.min_block_size", size, "a whole number from 1 on")
+        for field in ("converters", "torch_executed_ops", "torch_executed_modules"):
+            held = getattr(self, field)
+            if not isinstance(held, (list, tuple)):
+                raise BadValue(f"Config.{field}", held, "a list")
+            object.__setattr__(self, field, tuple(held))
+        for one in self.converters:
+            if not hasattr(one, "ops"):
+                raise BadValue("Config.converters", one, "what @graft.converter makes")
         if not isinstance(self.inductor, Mapping):
             raise BadValue("Config.inductor", self.inductor, "a mapping of Inductor options")
         object.__setattr__(self, "inductor", MappingProxyType(_known(self.inductor)))

@@ -195,6 +195,73 @@ class UnsupportedScript(GraftError):
         )
 
 
+class BadConverter(GraftError):
+    """A converter that cannot be registered."""
+
+    def __init__(self, name: str, why: str, fix: str) -> None:
+        self.name, self.why, self.fix = name, why, fix
+        super().__init__(f"converter {name!r}: {why}.\n{fix}")
+
+
+class BadConversion(GraftError):
+    """A converter gave something of another type than the call it converts."""
+
+    def __init__(self, converter: str, node: str, want: str, got: str) -> None:
+        self.converter, self.node, self.want, self.got = converter, node, want, got
+        super().__init__(
+            f"converter {converter} gave another type:\n  wanted {want} for {node}\n"
+            f"  got {got}\n"
+            f"Give a value of that type, or raise graft.Declined(reason) to leave it to torch."
+        )
+
+
+class ConverterFailed(GraftError):
+    """A converter raised; the original exception is chained."""
+
+    def __init__(self, converter: str, node: str, cause: BaseException) -> None:
+        self.converter, self.node = converter, node
+        super().__init__(
+            f"converter {converter} raised {type(cause).__name__}: {cause}\n  on {node}\n"
+            f"Mend it, or raise graft.Declined(reason) to leave the call to torch."
+        )
+
+
+class Declined(GraftError):
+    """What a converter raises to leave a call to the next one, with its reason."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class NotCompiled(GraftError):
+    """`require_full_compilation` is on, and some nodes run on ATen."""
+
+    def __init__(self, program: str, culprits: Iterable[str]) -> None:
+        self.program, self.culprits = program, tuple(culprits)
+        lines = "\n  ".join(self.culprits)
+        super().__init__(
+            f"{program}: {len(self.culprits)} nodes were not compiled:\n  {lines}\n"
+            f"Change the model there, write a converter, or leave require_full_compilation off."
+        )
+
+
+class ResultChanged(GraftError):
+    """A rewrite changed what a program computes."""
+
+    def __init__(
+        self, by: str, what: str, node: str, line: str | None, error: str, script: str | None
+    ) -> None:
+        self.by, self.what, self.node, self.line = by, what, node, line
+        self.error, self.script = error, script
+        at = f"\n  at {line}" if line else ""
+        run = f"\nReproduce it with: python {script}" if script else ""
+        super().__init__(
+            f"{by} changed the result: {what}{at}\n  {error}{run}\n"
+            f"Mend it, or go on without it: verify='pin' does."
+        )
+
+
 class BadPrototype(GraftError):
     """An operator prototype (a REG_OP header or a JSON file) that cannot be read."""
 

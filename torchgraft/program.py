@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import collections
+import copy
 import dataclasses
 import logging
 import operator
 import time
-from typing import Any
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,15 +18,21 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft.codegen import inductor, regions
-from torchgraft.codegen.regions import ATEN, GENERATED, Place, Unit
+from torchgraft.codegen.decide import decide
+from torchgraft.codegen.regions import ATEN, GENERATED, KERNEL, Place, Unit
 from torchgraft.config import Config
-from torchgraft.errors import first_line
-from torchgraft.fx import meta
+from torchgraft.convert.run import convert, unheard
+from torchgraft.errors import NotCompiled, ResultChanged, first_line
+from torchgraft.fx import dialect, meta
 from torchgraft.fx.edit import target_name
+from torchgraft.fx.mark import in_fallback
 from torchgraft.passes import pipeline
 from torchgraft.plan import Buffer, Free, Launch, Plan, buffers, is_literal
-from torchgraft.report import Placed, Report, remember
+from torchgraft.report import Conversion, Placed, Report, remember
 from torchgraft.run import cuda, host
+
+if TYPE_CHECKING:
+    from torchgraft.verify.watch import Watch
 
 log = logging.getLogger("torchgraft")
 
@@ -35,6 +45,7 @@ class Program:
     plan: Plan
     run: _torch.Flat
     report: Report
+    linker: Linker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,21 +66,96 @@ def build(gm: GraphModule, config: Config, role: Role, name: str) -> Program:
 
 def _build(gm: GraphModule, config: Config, role: Role, name: str) -> Program:
     report = Report(name, role.front_end, config.mode, _device(gm))
+    program = _assemble(gm, config, role, report)
+    if config.mode in ("reduce-overhead", "max-autotune") and report.device == "cuda":
+        program.run = cuda.Captured(
+            program.run, static=role.static, written=_written(gm), report=report
+        )
+    _say(report, config)
+    remember(report)
+    log.debug("%s\n%s", report, program.plan)
+    return program
+
+
+def _say(report: Report, config: Config) -> None:
+    """Raise or warn where less was compiled than was asked for."""
+    if config.require_full_compilation and report.fallbacks:
+        raise NotCompiled(report.name, map(_culprit, report.fallbacks))
+    if report.nodes and not report.compiled and config.mode != "eager":
+        reasons = collections.Counter(f"{n.kind}: {n.reason}" for n in report.nodes)
+        [(why, count)] = reasons.most_common(1)
+        said = f"nothing was compiled: all {len(report.nodes)} nodes run on ATen ({count} {why})"
+        report.notes.append(said)
+        warnings.warn(f"torchgraft: {report.name}: {said}", stacklevel=2)
+
+
+def _culprit(node: Placed) -> str:
+    at = f" at {node.line}" if node.line else ""
+    return f"{node.node} ({node.op}){at}: {node.kind}: {node.reason}"
+
+
+def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Program:
+    """Everything from the captured graph to a function that runs."""
+    watch: Watch | None = None
+    if config.verify != "off":
+        from torchgraft.verify.watch import Watch
+
+        watch = Watch(gm, config, report)
+    captured = watch.old if watch is not None else None
     start = time.perf_counter()
-    report.steps = pipeline.run(gm, meta.inputs_of(gm), config)
+    report.steps = pipeline.run(gm, meta.inputs_of(gm), config, watch)
+    report.notes += unheard(gm, config)
+    report.conversions = _convert(gm, config, watch)
     meta.drop_unused(gm)
     gm.recompile()
     report.seconds["passes"] = time.perf_counter() - start
     start = time.perf_counter()
-    linker = _Linker(gm, config, role, report)
-    plan = linker.plan()
+    program = _link(gm, config, role, report)
+    if watch is not None and captured is not None and config.verify != "each":
+        program = _compared(program, watch, captured, role)
     report.seconds["code"] = time.perf_counter() - start
-    run = host.link(plan, linker.kernels, linker.constants)
-    if config.mode in ("reduce-overhead", "max-autotune") and report.device == "cuda":
-        run = cuda.Captured(run, static=role.static, written=_written(gm), report=report)
-    remember(report)
-    log.debug("%s\n%s", report, plan)
-    return Program(gm, plan, run, report)
+    return program
+
+
+def _convert(gm: GraphModule, config: Config, watch: Watch | None) -> list[Conversion]:
+    """Ask the converters; with "pin", again without those whose result was another."""
+    pinned: set[str] = set()
+    while True:
+        if watch is not None:
+            watch.before(gm)
+        asked, became = convert(gm, config, pinned)
+        if watch is None or not became:
+            return asked
+        by = {c.node: f"converter {c.converter!r} ({c.where})" for c in asked if c.reason is None}
+        guilty = watch.after(gm, "the converters", became, by)
+        if guilty is None:
+            return asked
+        pinned |= {guilty} if guilty and guilty not in pinned else set(became)
+
+
+def _link(gm: GraphModule, config: Config, role: Role, report: Report) -> Program:
+    linker = Linker(gm, config, role, report)
+    plan = linker.plan()
+    return Program(gm, plan, host.link(plan, linker.kernels, linker.constants), report, linker)
+
+
+def _compared(program: Program, watch: Watch, captured: GraphModule, role: Role) -> Program:
+    """The program, its results compared with the captured graph's; nodes are pinned on the way."""
+    from torchgraft.verify.bisect import at_end
+
+    config, report = program.linker.config, program.report
+    while (error := watch.end(program.run, captured)) is not None:
+        assert watch.inputs is not None
+        found = at_end(program, captured, watch.inputs, error)
+        nodes = [n for n in program.gm.graph.nodes if n.name == found.node]
+        if config.verify == "end" or not nodes or "pinned" in nodes[0].meta:
+            what = f"node {found.node!r}" if found.node else "its outputs"
+            raise ResultChanged(found.by, what, found.node, found.line, found.error, None)
+        nodes[0].meta["pinned"] = f"{found.by} changed its result"
+        report.notes.append(f"pinned: {found}")
+        report.nodes.clear()
+        program = _link(program.gm, config, role, report)
+    return program
 
 
 def _device(gm: GraphModule) -> str:
@@ -88,7 +174,7 @@ def _written(gm: GraphModule) -> frozenset[int]:
     return frozenset(i for i, node in enumerate(inputs) if node in written)
 
 
-class _Linker:
+class Linker:
     """Cuts the graph, compiles the regions and lays the launches out as a plan."""
 
     def __init__(self, gm: GraphModule, config: Config, role: Role, report: Report) -> None:
@@ -98,10 +184,13 @@ class _Linker:
         self.numbers: dict[Node, Buffer] = {}
         self.objects: dict[str, Buffer] = {}
         self.launches: list[Launch] = []
+        self.branches: dict[str, Callable[..., Any]] = {}
+        self.units: list[Unit] = []
 
     def plan(self) -> Plan:
         inputs = tuple(self._number(n) for n in self.gm.graph.find_nodes(op="placeholder"))
-        for unit in regions.cut(self.gm, self._placement()):
+        self.units = decide(self.gm, self.config, self.report, self._control_flow())
+        for unit in self.units:
             if unit.place.runs == GENERATED:
                 self._region(unit)
             else:
@@ -117,14 +206,55 @@ class _Linker:
         steps = _with_frees([*first, *self.launches], outputs, {b for b, _ in constants})
         return Plan(inputs, constants, tuple(steps), outputs)
 
-    def _placement(self) -> regions.Placement:
-        if self.config.mode == "eager":
-            return lambda node: Place(ATEN, "mode 'eager'")
-        values = [n.meta.get("val") for n in self.gm.graph.nodes]
-        if (why := inductor.unavailable(values)) is not None:
-            self.report.notes.append(why)
-            return lambda node: Place(ATEN, why)
-        return regions.place
+    def _control_flow(self) -> dict[Node, Place]:
+        """Where branches and loops run: each branch is compiled, a program of its own."""
+        places: dict[Node, Place] = {}
+        for target in (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop):
+            for node in self.gm.graph.find_nodes(op="call_function", target=target):
+                if self.config.mode == "eager" or in_fallback(node):
+                    continue
+                graphs = [n for n in node.all_input_nodes if n.op == "get_attr"]
+                try:
+                    for graph in graphs:
+                        self._branch(str(graph.target))
+                except ResultChanged:
+                    raise
+                except Exception as error:
+                    why = f"a branch could not be compiled: {first_line(error)}"
+                    log.debug("torchgraft: %s", why, exc_info=True)
+                    places[node] = Place(ATEN, why, "failed")
+                    continue
+                places[node] = Place(KERNEL, "its branches are compiled", "control flow")
+        return places
+
+    def _branch(self, target: str) -> None:
+        held = meta.attribute(self.gm, target)
+        if target in self.branches or not isinstance(held, GraphModule):
+            return
+        gm = GraphModule(held, copy.deepcopy(held.graph))
+        gm.meta["fake_mode"] = self.gm.meta["fake_mode"]
+        output = next(iter(reversed(gm.graph.nodes)))
+        single = not isinstance(output.args[0], (tuple, list))
+        if single:
+            output.args = ((output.args[0],),)
+        for node in gm.graph.nodes:
+            if node.op == "get_attr" and "val" not in node.meta:
+                node.meta["val"] = meta.compute(gm, node)
+        dialect.canonicalise(gm)
+        report = Report(target, self.role.front_end, self.config.mode, self.report.device)
+        role = dataclasses.replace(self.role, static=frozenset())
+        run = _assemble(gm, self.config, role, report).run
+        for node in report.nodes:
+            name, region = f"{target}/{node.node}", f"{target}/{node.region}"
+            self.report.nodes.append(dataclasses.replace(node, node=name, region=region))
+        self.report.conversions += report.conversions
+        self.report.notes += [f"{target}: {note}" for note in report.notes]
+
+        def branch(*operands: Any) -> Any:
+            outputs = run(list(operands))
+            return outputs[0] if single else tuple(outputs)
+
+        self.branches[target] = branch
 
     def _fresh(self) -> Buffer:
         return Buffer(len(self.numbers) + len(self.objects))
@@ -137,6 +267,7 @@ class _Linker:
         if isinstance(arg, Node):
             if arg.op == "get_attr":
                 held = meta.attribute(self.gm, str(arg.target))
+                held = self.branches.get(str(arg.target), held)
                 self.constants.setdefault(str(arg.target), self._own(held))
             return self._number(arg)
         if isinstance(arg, (list, tuple)):
@@ -165,25 +296,29 @@ class _Linker:
     def _region(self, unit: Unit) -> None:
         inner, inputs, outputs = regions.extract(self.gm, unit)
         try:
-            run = inductor.generate(
-                inner,
-                [n.meta["val"] for n in inputs],
-                self.config,
-                is_inference=self.role.is_inference,
-                is_backward=self.role.is_backward,
-                own=self._own,
-            )
+            run = self.generate(inner, inputs)
         except Exception as error:
             why = f"the code generator failed on {unit.name}: {first_line(error)}"
             log.warning("torchgraft: %s, so it runs on ATen", why)
             log.debug("torchgraft: the generator's failure", exc_info=True)
-            self._calls(unit, Place(ATEN, why))
+            self._calls(unit, Place(ATEN, why, "failed"))
             return
         self.kernels[unit.name] = host.Kernel(run, boxed=True)
         args = tuple(self._number(n) for n in inputs)
         made = tuple(self._number(n) for n in outputs)
         self.launches.append(Launch(unit.name, args, (), made, unpack=True))
         self._note(unit, Place(GENERATED, "generated code"))
+
+    def generate(self, inner: GraphModule, inputs: Sequence[Node]) -> _torch.Flat:
+        """Code for a region that was extracted."""
+        return inductor.generate(
+            inner,
+            [n.meta["val"] for n in inputs],
+            self.config,
+            is_inference=self.role.is_inference,
+            is_backward=self.role.is_backward,
+            own=self._own,
+        )
 
     def _calls(self, unit: Unit, place: Place) -> None:
         for node in unit.nodes:
@@ -224,6 +359,7 @@ class _Linker:
                     unit.name,
                     place.reason,
                     meta.source_line(node),
+                    place.kind,
                 )
             )
 

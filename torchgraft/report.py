@@ -35,6 +35,37 @@ class Placed:
     region: str
     reason: str
     line: str | None
+    kind: str = ""  # one of `KINDS`
+
+
+KINDS = (
+    "generated",  # by the code generator
+    "custom operator",  # launched as its own kernel
+    "control flow",  # its branches are compiled, each as a program of its own
+    "mode",  # mode "eager"
+    "unsupported",  # the generator does not take it
+    "failed",  # the generator raised
+    "forced op",  # torch_executed_ops
+    "forced module",  # torch_executed_modules
+    "forced block",  # with graft.fallback()
+    "small block",  # min_block_size
+    "non-tensor link",  # tied to a node on ATen by something that is no tensor
+    "declined",  # unsupported, and every converter said no
+    "pinned",  # verify="pin" found another result
+)
+"""Why a node runs where it runs: one of these for each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """One converter asked about one node; `reason` says why it declined, None: it converted."""
+
+    node: str
+    op: str
+    converter: str
+    where: str
+    reason: str | None
+    line: str | None
 
 
 @dataclasses.dataclass
@@ -47,6 +78,7 @@ class Report:
     device: str = "cpu"
     steps: list[Step] = dataclasses.field(default_factory=list)
     nodes: list[Placed] = dataclasses.field(default_factory=list)
+    conversions: list[Conversion] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -86,10 +118,14 @@ class Report:
                     f"~{step.changed} -> {step.nodes} nodes"
                 )
         reasons = collections.Counter(
-            (node.op, node.reason) for node in self.nodes if node.runs != "generated"
+            (node.op, node.kind, node.reason) for node in self.nodes if node.runs != "generated"
         )
-        for (op, reason), count in reasons.most_common():
-            lines.append(f"  {count} x {op}: {reason}")
+        for (op, kind, reason), count in reasons.most_common():
+            lines.append(f"  {count} x {op}: {kind}: {reason}")
+        asked = collections.Counter((c.op, c.converter, c.reason) for c in self.conversions)
+        for (op, name, why), count in asked.most_common():
+            said = "converted" if why is None else f"declined: {why}"
+            lines.append(f"  {count} x {op}: {said} by {name}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 

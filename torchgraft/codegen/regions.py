@@ -29,8 +29,10 @@ class Place:
 
     runs: str
     reason: str = ""
+    kind: str = "generated"  # one of `report.KINDS`
 
 
+_CUSTOM, _UNSUPPORTED = "custom operator", "unsupported"
 Placement = Callable[[Node], Place]
 
 
@@ -40,16 +42,20 @@ def place(node: Node) -> Place:
     if target is operator.getitem and isinstance(node.args[0], Node):
         return place(node.args[0])
     if _torch.is_functionalised(target):
-        return Place(KERNEL, "a custom operator that writes its inputs, launched on copies of them")
+        return Place(
+            KERNEL, "a custom operator that writes its inputs, launched on copies of them", _CUSTOM
+        )
     if _torch.is_higher_order(target):
-        return Place(ATEN, f"{getattr(target, '__name__', target)} takes whole graphs")
+        return Place(
+            ATEN, f"{getattr(target, '__name__', target)} takes whole graphs", _UNSUPPORTED
+        )
     namespace = getattr(target, "namespace", "aten")
     if _torch.is_op(target) and namespace not in _TORCH:
-        return Place(KERNEL, "a custom operator, launched as itself")
+        return Place(KERNEL, "a custom operator, launched as itself", _CUSTOM)
     values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
     for value in _leaves(values):
         if (reason := _refused(value)) is not None:
-            return Place(ATEN, reason)
+            return Place(ATEN, reason, _UNSUPPORTED)
     return Place(GENERATED)
 
 
@@ -99,7 +105,7 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
     places: dict[Node, Place] = {}
     levels: dict[Node, int] = {}
     written: list[Node] = []
-    floor, top = {True: 0, False: 0}, 0
+    floor, top, drawn = {True: 0, False: 0}, 0, 0
     for node in gm.graph.nodes:
         if node.op != "call_function":
             continue
@@ -113,6 +119,8 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
             if used in levels:
                 same = side == (places[used].runs == GENERATED)
                 level = max(level, levels[used] + (not same))
+        if is_random(node) and not side:  # on ATen, numbers are drawn in the order of the graph
+            level = drawn = max(level, drawn)
         if _is_barrier(node):
             level = max(level, top)
             floor = {side: level, not side: level + 1}

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -52,13 +52,14 @@ class Weight:
     value: Tensor
 
 
-def capture(model: Any, declared: Declared, *, freeze: bool) -> Capture:
+def capture(model: Any, declared: Declared, *, freeze: bool, keep: Collection[Any] = ()) -> Capture:
     """Export a module (or a function) for one declared call, in our dialect."""
     module = model if isinstance(model, torch.nn.Module) else _Function(model)
     # A dynamic size, or one computed from it (`x[1:]`), may be 0 or 1; do not assume it is not.
     dynamic = any(low != high for r in declared.ranges if r for low, high in r)
     with _torch.compiling(), _torch.size_oblivious(dynamic):
-        captured = from_exported(_export(module, declared), freeze=freeze, declared=declared)
+        exported = _export(module, declared)
+        captured = from_exported(exported, freeze=freeze, declared=declared, keep=keep)
     captured.gm.meta["dynamic"] = dynamic
     _check_squeezes(captured.gm)
     return captured
@@ -117,12 +118,19 @@ def _cannot(program: str, error: Exception) -> CannotCapture:
 
 
 def from_exported(
-    exported: ExportedProgram, *, freeze: bool, declared: Declared | None = None
+    exported: ExportedProgram,
+    *,
+    freeze: bool,
+    declared: Declared | None = None,
+    keep: Collection[Any] = (),
 ) -> Capture:
-    """An exported program as a Capture: in our dialect, weights and mutations made explicit."""
+    """An exported program as a Capture: in our dialect, weights and mutations made explicit.
+
+    Operators in `keep` are not decomposed.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        core = exported.run_decompositions(dialect.export_decompositions())
+        core = exported.run_decompositions(dialect.export_decompositions(keep))
     return _Unlift(core, freeze, declared).run()
 
 

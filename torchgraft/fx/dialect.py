@@ -8,7 +8,7 @@ arithmetic, scalars as numbers, arguments by position with defaults left out.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -68,14 +68,21 @@ def _convolution(*args: Any) -> Tensor:
 _OWN = {aten._convolution.default: _convolution}
 
 
-def decompositions() -> dict[Any, Any]:
-    """What AOTAutograd decomposes a graph by, for it to be in our dialect."""
-    return {**_torch.core_decompositions(), **_OWN}
+def decompositions(keep: Collection[Any] = ()) -> dict[Any, Any]:
+    """What AOTAutograd decomposes a graph by, for it to be in our dialect.
+
+    Operators in `keep` (those that a converter takes) stay whole, if torch itself lets them.
+    """
+    return _without(keep, {**_torch.core_decompositions(), **_OWN})
 
 
-def export_decompositions() -> dict[Any, Any]:
+def export_decompositions(keep: Collection[Any] = ()) -> dict[Any, Any]:
     """The same for `ExportedProgram.run_decompositions`."""
-    return {**_torch.export_decompositions(), **_OWN}
+    return _without(keep, {**_torch.export_decompositions(), **_OWN})
+
+
+def _without(keep: Collection[Any], table: dict[Any, Any]) -> dict[Any, Any]:
+    return {op: body for op, body in table.items() if op not in keep} if keep else table
 
 
 def canonicalise(gm: GraphModule) -> None:

@@ -78,8 +78,8 @@ class Graph:
 
     def _make(self, target: Any, args: Any, kwargs: Any, origin: Node | None) -> Node:
         node = self.gm.graph.call_function(target, args, kwargs)
-        if origin is not None and "stack_trace" in origin.meta:
-            node.meta["stack_trace"] = origin.meta["stack_trace"]
+        if origin is not None:
+            meta.inherit(node, origin)
         node.meta["val"] = meta.compute(self.gm, node)
         return node
 
@@ -87,8 +87,7 @@ class Graph:
         """Let everything that used `node` use `value` (a node or a constant); drop `node`."""
         if isinstance(value, Node):
             node.replace_all_uses_with(value)
-            if "stack_trace" in node.meta:
-                value.meta.setdefault("stack_trace", node.meta["stack_trace"])
+            meta.inherit(value, node)
         else:
             for user in list(node.users):
                 user.args = map_arg(user.args, lambda n: value if n is node else n)

@@ -151,6 +151,16 @@ def drop_unused(gm: GraphModule) -> None:
             delattr(gm, name)
 
 
+_ORIGIN = ("stack_trace", "nn_module_stack", "custom", "original_aten")
+
+
+def inherit(node: Node, origin: Node) -> None:
+    """Let a new node say that it comes from where `origin` comes from: line, module, marks."""
+    for key in _ORIGIN:
+        if key in origin.meta:
+            node.meta.setdefault(key, origin.meta[key])
+
+
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -164,7 +174,7 @@ def source_line(node: Node) -> str | None:
     file, line = own[-1]
     if file.startswith("<torchgraft"):  # generated from TorchScript: the comment names the source
         comment = linecache.getline(file, int(line)).rpartition("  # ")[2].strip()
-        return comment or None
+        return comment.partition(" in ")[0] or None
     return f"{file}:{line}"
 
 

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
 
@@ -18,6 +18,9 @@ from torchgraft.passes.builtin import BUILTIN, dead_code
 from torchgraft.passes.registry import current
 from torchgraft.passes.spec import STAGES, Pass, as_pass
 from torchgraft.report import Step
+
+if TYPE_CHECKING:
+    from torchgraft.verify.watch import Watch
 
 
 def passes_for(config: Config) -> list[Pass]:
@@ -84,13 +87,24 @@ def _sorted(names: list[str], edges: dict[str, set[str]]) -> list[str]:
     return result
 
 
-def run(gm: GraphModule, example_inputs: Sequence[Any], config: Config) -> list[Step]:
+def run(
+    gm: GraphModule, example_inputs: Sequence[Any], config: Config, watch: Watch | None = None
+) -> list[Step]:
     """Run every pass on the graph, in place. After each one the graph is checked, its values are
-    brought up to date and dead nodes are gone; what a pass did is in its `Step`."""
-    return [_run_one(spec, gm, example_inputs, config) for spec in passes_for(config)]
+    brought up to date and dead nodes are gone; what a pass did is in its `Step`. With a `watch`
+    its results are compared, too."""
+    return [_run_one(spec, gm, example_inputs, config, watch) for spec in passes_for(config)]
 
 
-def _run_one(spec: Pass, gm: GraphModule, example_inputs: Sequence[Any], config: Config) -> Step:
+def _run_one(
+    spec: Pass,
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    config: Config,
+    watch: Watch | None,
+) -> Step:
+    if watch is not None:
+        watch.before(gm)
     before = meta.snapshot(gm.graph)
     inputs = sum(node.op == "placeholder" for node in before)
     outputs = len(meta.outputs_of(gm))
@@ -107,6 +121,10 @@ def _run_one(spec: Pass, gm: GraphModule, example_inputs: Sequence[Any], config:
     meta.refresh(gm, before, spec.name)
     dead_code(gm, example_inputs, config)
     after = set(gm.graph.nodes)
+    if watch is not None and watch.after(gm, f"pass {spec.name!r} ({spec.where})") is not None:
+        return Step(
+            spec.name, spec.stage, time.perf_counter() - start, 0, 0, 0, len(gm.graph.nodes)
+        )
     return Step(
         spec.name,
         spec.stage,

@@ -6,10 +6,35 @@ import threading
 from collections.abc import Iterator
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from torchgraft.errors import BadPass, UnknownName
 from torchgraft.passes.spec import Pass
+
+if TYPE_CHECKING:
+    from torchgraft.convert.define import Converter
+
+
+T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """What was registered, in order, under the registry's lock."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock, self._items = lock, list[T]()
+
+    def add(self, item: T) -> None:
+        with self._lock:
+            self._items.append(item)
+
+    def remove(self, item: T) -> None:
+        with self._lock:
+            self._items.remove(item)
+
+    def __iter__(self) -> Iterator[T]:
+        with self._lock:
+            return iter(list(self._items))
 
 
 class Removable(Protocol):
@@ -21,7 +46,8 @@ class Removable(Protocol):
 
 
 class Registry:
-    """A set of passes, by name. Thread-safe. As a context manager it is the current scope.
+    """A set of passes, by name, and of converters. Thread-safe. As a context manager it is the
+    current scope.
 
     A new Registry is empty: inside `with Registry():` nothing registered outside is seen, so a
     test that registers a pass cannot reach its neighbours. A scope holds for its own thread (and
@@ -43,6 +69,9 @@ class Registry:
         self._ops: dict[str, Removable] = {}
         self._inside = 0
         self._scopes = threading.local()
+
+        self.converters: Kept[Converter] = Kept(self._lock)
+        """The converters registered here, in order."""
 
     def register(self, spec: Pass) -> None:
         """Add a pass; a name already taken raises."""

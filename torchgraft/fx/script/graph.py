@@ -35,6 +35,12 @@ def line_of(node: Node) -> str:
     return ""
 
 
+def frames_of(node: Node) -> list[tuple[str, int]]:
+    """Every line of the user's source on the way to a traced node, innermost first."""
+    found = re.findall(r"(?m)^(\S[^\n]*)\((\d+)\): ", node.sourceRange())
+    return [(file, int(line)) for file, line in found]
+
+
 def refuse(node: Node, why: str) -> UnsupportedScript:
     """The error to raise."""
     return UnsupportedScript(node.kind(), line_of(node), why)

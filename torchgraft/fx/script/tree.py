@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from torchgraft import _torch
 from torchgraft.errors import UnsupportedScript
-from torchgraft.fx.script.graph import Node, Value, is_changed, walk
+from torchgraft.fx import mark
+from torchgraft.fx.script.graph import Node, Value, frames_of, is_changed, walk
 
 Path = tuple[str, ...]
 
@@ -71,6 +72,20 @@ class Tree:
     def path_of(self, value: Value) -> Path | None:
         """Where a module-valued value is; None for any other value."""
         return None if value is None else self.paths.get(value.unique())
+
+    def scope_of(self, node: Node) -> str:
+        """The modules that a trace met a node in, as `path=Class/...`; a saved one has forgotten.
+        A `with graft.fallback():` is shown last."""
+        parts = []
+        for part in filter(None, node.scopeName().split("/")):
+            path = part.removeprefix("__module.")
+            try:
+                module = self.script.get_submodule(path)
+            except AttributeError:
+                module = None
+            name = getattr(module, "original_name", "")
+            parts.append(re.sub(r"[^\w./=]", "?", f"{path}={name}", flags=re.ASCII))
+        return "/".join([*parts, *[mark.SCOPE] * mark.in_source(frames_of(node))])
 
     def is_written(self, node: Node) -> bool:
         """Whether the attribute that a node reads is also assigned somewhere."""

@@ -113,7 +113,9 @@ class Writer:
     def emit(self, text: str, node: Node = None, *, deeper: int = 0) -> None:
         """Add a line, with the place that the node comes from."""
         line = line_of(node) if node is not None else ""
-        comment = f"  # {line.rsplit('/', 1)[-1]}" if line else ""
+        scope = self.tree.scope_of(node) if node is not None else ""
+        comment = f"  # {line.rsplit('/', 1)[-1]}" if line or scope else ""
+        comment += f" in {scope}" if scope else ""
         self.lines.append("    " * (self.depth + deeper) + text + comment)
 
     def assign(self, node: Node, text: str) -> None:
