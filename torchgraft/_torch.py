@@ -88,18 +88,6 @@ def fake_of(mode: Any, tensor: Tensor) -> Tensor:
     return fake
 
 
-def addresses(tensors: Iterable[Tensor]) -> frozenset[int]:
-    """Where the tensors' memory is; a sparse one has none of its own."""
-    strided = [t for t in tensors if t.layout == torch.strided]
-    return frozenset(t.untyped_storage().data_ptr() for t in strided)
-
-
-def is_fake(value: Any) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(value, FakeTensor)
-
-
 @contextlib.contextmanager
 def faking(mode: Any) -> Iterator[None]:
     """Run operators on fake tensors, real constants allowed, no new symbols recorded."""
@@ -173,14 +161,9 @@ def symbol_range(mode: Any, symbol: Any) -> tuple[int, int | None]:
     return int(bounds.lower), int(bounds.upper) if finite else None
 
 
-def lowest_sizes(value: Any) -> list[int]:
-    """The least size that each symbol in a fake tensor's shape may take."""
-    return [symbol_range(value.fake_mode, s)[0] for s in symbols_of(value) if is_fake(value)]
-
-
 def may_be(mode: Any, size: Any, value: int) -> bool:
     """Whether a symbolic size can have this value, but need not."""
-    if not isinstance(size, torch.SymInt) or (expr := size.node.expr).is_Integer:
+    if isinstance(expr := expression(size), int):
         return False
     bounds = mode.shape_env.bound_sympy(expr)
     return bool(bounds.lower <= value <= bounds.upper and bounds.lower != bounds.upper)
@@ -507,7 +490,6 @@ below_autograd: Any = torch._C._AutoDispatchBelowAutograd
 is_alias: Callable[[Tensor, Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
 any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
 in_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
-
 private_device: Callable[[], str] = torch._C._get_privateuse1_backend_name
 
 # torch.autograd.Function less its detour around functorch: it makes a node at one level of

@@ -17,7 +17,7 @@ from torchgraft import _torch
 from torchgraft.backend import backend
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
-from torchgraft.errors import BadValue, NotYet, WeightMismatch
+from torchgraft.errors import BadValue, NotCopied, NotYet, WeightMismatch
 from torchgraft.fx import edit, meta, script
 from torchgraft.fx.capture import Capture, capture, from_exported
 from torchgraft.fx.load import load
@@ -195,9 +195,12 @@ class Compiled:
                 root.register_buffer(weight.attribute, state_dict[name].detach())
             gm = GraphModule(root, copy.deepcopy(graph))
             gm.meta.update(gm_meta)
-            gm.meta["borrowed"] = _torch.addresses(state_dict[name] for name in source.weights)
+            gm.meta["borrowed"] = meta.addresses(state_dict[name] for name in source.weights)
             programs.append(self._build(gm, source))
         self._link(programs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise NotCopied(self.name)
 
     def __repr__(self) -> str:
         return f"<torchgraft.{type(self).__name__} {self.name}, mode {self.config.mode!r}>"

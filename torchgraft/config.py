@@ -91,6 +91,10 @@ class Config:
             raise BadValue("Config.inductor", self.inductor, "a mapping of Inductor options")
         object.__setattr__(self, "inductor", MappingProxyType(_known(self.inductor)))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = {name: getattr(self, name) for name in FIELDS}
+        return Config.of, ({**fields, "inductor": dict(self.inductor)},)
+
     def replace(self, **changes: Any) -> Config:
         """A copy with some fields changed; an unknown field raises and suggests the nearest."""
         return Config.of({**{f: getattr(self, f) for f in FIELDS}, **changes})

@@ -161,6 +161,17 @@ class NotYet(GraftError):
         )
 
 
+class NotCopied(GraftError):
+    """A compiled program was to be copied or pickled."""
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+        super().__init__(
+            f"{program} is compiled: its code cannot be copied or pickled.\n"
+            f"Copy or save the model (torch.export.save), and compile that."
+        )
+
+
 class WeightMismatch(GraftError):
     """New weights do not fit the compiled program."""
 

@@ -205,4 +205,7 @@ def leaf_names(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
 
 
 def _signature(model: Any) -> inspect.Signature:
-    return inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model)
+    try:
+        return inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model)
+    except ValueError:  # a builtin such as torch.sin
+        return inspect.signature(lambda *args, **kwargs: None)

@@ -137,6 +137,9 @@ def _misfit(
         return InputMismatch(
             spec.name, str(spec), f"{type(leaf).__name__} {leaf!r}", "Pass a tensor."
         )
+    if type(leaf).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        fix = "Pass the tensor that it stands for; a compiled program reads its memory."
+        return InputMismatch(spec.name, "a plain tensor", type(leaf).__name__, fix)
     if leaf.dtype != spec.dtype:
         fix = f"Convert it with .to({spec.dtype}), or compile for {leaf.dtype}."
         return InputMismatch(spec.name, f"dtype {spec.dtype}", f"{leaf.dtype}", fix)
@@ -200,6 +203,8 @@ def tensors(specs: Sequence[Spec]) -> Iterator[tuple[int, TensorSpec]]:
 
 def entangled(given: Sequence[Tensor], written: Sequence[int]) -> tuple[int, int] | None:
     """The first two tensors that share an element, where one of them is written to."""
+    if not written or len(given) < 2:
+        return None
     at = [t.untyped_storage().data_ptr() if t.layout == torch.strided else 0 for t in given]
     for i in written:
         for j, address in enumerate(at):

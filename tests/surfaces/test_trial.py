@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchgraft as graft
-from torchgraft.errors import CannotCapture, InputMismatch
+from torchgraft.errors import CannotCapture, InputMismatch, NotCopied
 
 
 def test_a_constant_in_a_program_behind_torch_compile() -> None:
@@ -208,3 +210,21 @@ def test_conjugated_and_negated_views_are_resolved() -> None:
     assert compiled(number.conj().imag).item() == -4
     compiled = graft.compile(lambda x: x.imag * 2, (number,))
     assert compiled(number.conj()).item() == -4
+
+
+def test_transforms_and_fake_tensors_are_refused() -> None:
+    compiled = graft.compile(lambda x: x.sin().sum(), (torch.ones(3),), mode="eager")
+    for transform in (torch.func.grad, torch.func.vmap):
+        with pytest.raises(InputMismatch, match="got one inside torch"):
+            transform(compiled)(torch.ones(3, 3))
+    with FakeTensorMode(), pytest.raises(InputMismatch, match="'x': declared a plain tensor, got"):
+        compiled(torch.ones(3))
+
+
+def test_a_config_can_be_copied_and_a_program_says_that_it_cannot() -> None:
+    config = graft.Config(mode="eager", inductor={"max_fusion_size": 8})
+    assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
+    compiled = graft.compile(torch.sin, (torch.zeros(3),), config=config)
+    assert compiled(torch.zeros(3)).tolist() == [0.0] * 3
+    with pytest.raises(NotCopied, match="sin is compiled: its code cannot be copied"):
+        copy.deepcopy(compiled)

@@ -29,7 +29,8 @@ def generate(
     """Code for one region. `gm` is the generator's to change; constants it keeps go through
     `own`, which copies those that belong to the caller."""
     options = _torch.mode_options(_MODES.get(config.mode, config.mode))
-    if any(low < 2 for value in inputs for low in _torch.lowest_sizes(value)):
+    mode, symbols = _torch.fake_mode_of(inputs), {s for v in inputs for s in _torch.symbols_of(v)}
+    if any(_torch.symbol_range(mode, symbol)[0] < 2 for symbol in symbols):
         options["layout_optimization"] = False  # guessing channels-last assumes that sizes exceed 1
     options |= config.inductor
     gm = decompose(gm, inputs, _torch.inductor_decompositions())

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterator
@@ -78,6 +79,8 @@ class _Function(torch.nn.Module):
                 code, fn.__globals__, "forward", fn.__defaults__, fn.__closure__
             )
             copied.__kwdefaults__ = fn.__kwdefaults__
+        elif inspect.isbuiltin(fn):  # it has no signature, which torch.export asks for
+            self.forward = lambda *args, **kwargs: fn(*args, **kwargs)
 
 
 def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
@@ -174,7 +177,7 @@ class _Unlift:
                 node.meta["val"] = meta.compute(gm, node)
         # The weights are the module's own still; what is left of them in the end is copied.
         weights = [getattr(self.root, weight.attribute) for weight in self.weights.values()]
-        gm.meta["borrowed"] = _torch.addresses(weights)
+        gm.meta["borrowed"] = meta.addresses(weights)
         dialect.canonicalise(gm)
         if self.declared is not None:
             _check_dynamic(specs, self.declared, gm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -134,6 +135,12 @@ def outputs_of(gm: GraphModule) -> list[Any]:
 def inputs_of(gm: GraphModule) -> list[Any]:
     """The fake values of the graph's inputs."""
     return [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+
+
+def addresses(tensors: Iterable[Tensor]) -> frozenset[int]:
+    """Where the tensors' memory is; a sparse one has none of its own."""
+    strided = [t for t in tensors if t.layout == torch.strided]
+    return frozenset(t.untyped_storage().data_ptr() for t in strided)
 
 
 def drop_unused(gm: GraphModule) -> None:

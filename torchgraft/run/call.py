@@ -68,6 +68,13 @@ def fit(
     signatures: Sequence[Signature], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[int, list[Any]]:
     """Which signature a call fits, and its leaves; raises `InputMismatch` when none."""
+    if _torch.in_functorch():
+        raise InputMismatch(
+            "arguments",
+            "a plain call",
+            "one inside torch.func (grad, vmap, jvp)",
+            "Transform the model first, and give that to torch.compile(backend='torchgraft').",
+        )
     error: InputMismatch | None = None
     for i, signature in enumerate(signatures):
         flat, tree = _torch.flatten((args, kwargs))
@@ -102,12 +109,14 @@ def _fast(calls: Sequence[Call], slow: Callable[..., Any]) -> Callable[..., Any]
         "Tensor": Tensor,
         "slow": slow,
         "autocast": _torch.any_autocast,
+        "transform": _torch.in_functorch,
         "evaluate": _torch.evaluate,
     }
     names = [f"x{i}" for i in range(count)]
     lines = [
         "def call(*args, **kwargs):",
-        f"    if kwargs or len(args) != {count} or autocast(): return slow(args, kwargs)",
+        f"    if kwargs or len(args) != {count} or autocast() or transform():",
+        "        return slow(args, kwargs)",
         f"    {', '.join(names)}, = args" if names else "    pass",
     ]
     for i, call in enumerate(calls):
