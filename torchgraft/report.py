@@ -121,7 +121,8 @@ class Report:
             (node.op, node.kind, node.reason) for node in self.nodes if node.runs != "generated"
         )
         for (op, kind, reason), count in reasons.most_common():
-            lines.append(f"  {count} x {op}: {kind}: {reason}")
+            why = reason if reason.startswith(kind) else f"{kind}: {reason}"
+            lines.append(f"  {count} x {op}: {why}")
         asked = collections.Counter((c.op, c.converter, c.reason) for c in self.conversions)
         for (op, name, why), count in asked.most_common():
             said = "converted" if why is None else f"declined: {why}"
