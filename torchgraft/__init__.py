@@ -6,6 +6,7 @@ from torchgraft.config import Config
 from torchgraft.errors import GraftError
 from torchgraft.fx.edit import Graph
 from torchgraft.inputs import Input
+from torchgraft.op.declare import load_prototypes
 from torchgraft.passes.registry import Registry
 from torchgraft.passes.spec import fx_pass
 from torchgraft.plan import Plan
@@ -25,5 +26,6 @@ __all__ = [
     "backend",
     "compile",
     "fx_pass",
+    "load_prototypes",
     "reports",
 ]

@@ -442,3 +442,31 @@ def script_schema(script: Any) -> Any:
 def parse_schema(text: str) -> Any:
     """The schema object of its text."""
     return torch._C.parse_schema(text)
+
+
+# --- The dispatcher ---
+
+
+def registered(name: str) -> Any:
+    """The schema of the op `ns::name`; None where nobody has defined it."""
+    found = torch._C._jit_get_schemas_for_operator(name)
+    return next((schema for schema in found if not schema.overload_name), None)
+
+
+def devices_of(name: str) -> list[str]:
+    """The devices that the op `ns::name` has a kernel of its own for."""
+    keys = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1"}
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return [device for device, key in keys.items() if has(name, key)]
+
+
+def redispatcher(name: str) -> Callable[..., Any]:
+    """A function of the keys and arguments of a BackendSelect kernel that runs the next kernel."""
+    space, _, rest = name.partition("::")
+    redispatch = getattr(getattr(torch.ops, space), rest).default.redispatch
+    below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+    def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        return redispatch(keys & below, *args, **kwargs)
+
+    return run

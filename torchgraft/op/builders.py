@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchgraft.errors import BadPrototype
-from torchgraft.op.build import argument
 from torchgraft.op.dtypes import order_dtypes
-from torchgraft.op.prototype import Attr, Dtypes, Port, Prototype
+from torchgraft.op.prototype import Attr, Dtypes, Port, Prototype, argument
 
 _HINTS = {
     "Int": "int",

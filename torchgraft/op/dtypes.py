@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from torchgraft.errors import BadValue, UnknownName
+from torchgraft.errors import BadValue, UnknownName, WrongDtype
+
+if TYPE_CHECKING:
+    from torchgraft.op.prototype import Port, Prototype
 
 
 class Dtype(NamedTuple):
@@ -144,3 +147,38 @@ def torch_dtypes(names: frozenset[str]) -> frozenset[torch.dtype]:
     """The torch dtypes among these names. Cached: it is asked at every call of an op."""
     found = (DTYPES[name].torch for name in names if name in DTYPES)
     return frozenset(dtype for dtype in found if dtype is not None)
+
+
+def _tensors(value: Any) -> Sequence[torch.Tensor]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, torch.Tensor) else value
+
+
+def check_dtypes(
+    prototype: Prototype, tensors: Mapping[str, Any] | Sequence[Any]
+) -> WrongDtype | None:
+    """The error of the first input whose dtype the prototype does not allow; None when all fit.
+
+    `tensors` holds a tensor, a list of them, or None per input, by name or in order. Inputs that
+    share a symbol must also share their dtype. It is returned, not raised: the caller knows the
+    line to blame.
+    """
+    values = tensors
+    if not isinstance(values, Mapping):
+        values = dict(zip((port.name for port in prototype.inputs), values, strict=False))
+    bound: dict[str, tuple[Port, torch.dtype]] = {}
+    for port in prototype.inputs:
+        allowed = None if port.dtypes is None else torch_dtypes(port.dtypes)
+        for tensor in _tensors(values.get(port.name)):
+            dtype = tensor.dtype
+            if allowed is not None and dtype not in allowed:
+                names = order_dtypes(port.dtypes or ())
+                return WrongDtype(prototype.name, port.name, spell(dtype), names)
+            if port.symbol is None:
+                continue
+            first, agreed = bound.setdefault(port.symbol, (port, dtype))
+            if dtype != agreed:
+                why = f"{port.symbol!r} was bound by input {first.name!r}"
+                return WrongDtype(prototype.name, port.name, spell(dtype), [spell(agreed)], why)
+    return None

@@ -11,7 +11,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -184,3 +184,8 @@ def convert(value: Any, type: str) -> Any:
     if (type == "Tensor" and value is None) or (type == "NamedAttrs" and value in ({}, [])):
         return None if type == "Tensor" else {}
     raise ValueError(f"not {'an' if type == 'Int' else 'a'} {type}")
+
+
+def argument(name: str, taken: Collection[str]) -> str:
+    """The name of an attribute among the arguments of its op, where an input may have it too."""
+    return f"{name}_changed_as_duplicate_with_input" if name in taken else name

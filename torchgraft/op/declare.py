@@ -1,0 +1,239 @@
+"""`load_prototypes`: each prototype becomes an op `ge::Name` whose dtypes are checked at each call.
+
+Kernels may come before the prototype or after it, from Python or from C++: torch keeps them per
+op and device, and what is registered here only stands in where there is none.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchgraft import _torch
+from torchgraft.errors import BadFile, Clash, NoKernel, NoShapes
+from torchgraft.op.builders import render
+from torchgraft.op.dtypes import check_dtypes
+from torchgraft.op.header import read_header
+from torchgraft.op.msopgen import read_msopgen
+from torchgraft.op.prototype import Attr, Parsed, Port, Prototype, Skipped, argument
+
+SPACE = "ge"
+_TYPES = {"Int": "int", "Float": "float", "Bool": "bool", "String": "str", "Type": "str"}
+_TYPES["Tensor"] = "Tensor?"
+
+
+class Table:
+    """What is declared in one namespace. Torch's own registry lives as long as the process, so
+    this does too."""
+
+    def __init__(self, space: str) -> None:
+        self.space = space
+        self.prototypes: dict[str, Prototype] = {}
+        self.bodies: dict[str, Callable[..., Any]] = {}
+        """Kernels for every device, by name; an op may get one before its prototype."""
+        library: Any = torch.library.Library  # untyped in torch
+        self.library = library(space, "FRAGMENT")
+
+    def declare(self, prototype: Prototype) -> None:
+        """Define the op, unless somebody has (an equal one; see `check`)."""
+        name = prototype.name
+        if name in self.prototypes:
+            return
+        if _torch.registered(f"{self.space}::{name}") is None:
+            self.library.define(schema(prototype))
+            self.library.impl(name, self._stand_in(prototype), "CompositeExplicitAutograd")
+        self._guard(prototype)
+        self.prototypes[name] = prototype
+
+    def check(self, prototype: Prototype) -> None:
+        """Raise where the op is there already and is another one."""
+        name = prototype.name
+        first = self.prototypes.get(name)
+        if first is not None and render(first) != render(prototype):
+            raise Clash(
+                f"{self.space}::{name}",
+                (first.where, render(first)),
+                (prototype.where, render(prototype)),
+            )
+        there = _torch.registered(f"{self.space}::{name}")
+        if first is None and there is not None:
+            wanted = _torch.parse_schema(f"{self.space}::{schema(prototype)}")
+            if _arguments(there) != _arguments(wanted):
+                raise Clash(
+                    f"{self.space}::{name}",
+                    ("an op or library that was loaded before", str(there)),
+                    (prototype.where, str(wanted)),
+                )
+
+    def _stand_in(self, prototype: Prototype) -> Callable[..., Any]:
+        """What runs where no kernel fits: the body for every device, or an error that helps."""
+        name = prototype.name
+        op = f"{self.space}::{name}"
+
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            body = self.bodies.get(name)
+            if body is not None:
+                return body(*args, **kwargs)
+            tensors = [x for x in _torch.flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+            arguments = ", ".join(port.name for port in prototype.inputs)
+            if any(_torch.is_fake(x) or x.is_meta for x in tensors):
+                raise NoShapes(op, prototype.where, arguments)
+            device = tensors[0].device.type if tensors else "cpu"
+            raise NoKernel(op, prototype.where, device, _torch.devices_of(op), arguments)
+
+        return stand_in
+
+    def _guard(self, prototype: Prototype) -> None:
+        """Check dtypes, and fill in defaults that a schema cannot spell, before any kernel.
+
+        Torch asks BackendSelect before the kernel of any device, wherever that kernel is from.
+        """
+        exact = {
+            attr.name: attr.default
+            for attr in prototype.attrs
+            if not attr.required and _literal(attr) is None
+        }
+        ports = prototype.inputs
+        if not exact and all(p.dtypes is None and p.symbol is None for p in ports):
+            return
+        taken = reserved(prototype)
+        exact = {argument(key, taken): value for key, value in exact.items()}
+        names = [port.name for port in ports]
+        redispatch = _torch.redispatcher(f"{self.space}::{prototype.name}")
+
+        def guard(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            given = dict(zip(names, args, strict=False))
+            if len(args) < len(names):
+                given |= {key: kwargs[key] for key in names[len(args) :] if key in kwargs}
+            error = check_dtypes(prototype, given)
+            if error is not None:
+                raise error
+            for key, value in exact.items():
+                if kwargs.get(key) is None:
+                    kwargs[key] = value
+            return redispatch(keys, *args, **kwargs)
+
+        self.library.impl(prototype.name, guard, "BackendSelect", with_keyset=True)
+
+
+TABLE = Table(SPACE)
+
+
+def load_prototypes(path: str | os.PathLike[str], *, keep_going: bool = False) -> Parsed:
+    """Declare an op `ge::Name` for each prototype of a `REG_OP` header or an msopgen JSON file.
+
+    Inputs are positional; attributes and `size_of_<output>`, the length of a dynamic output, go by
+    name. An input that is an output too is written in place and not returned. The result says
+    what was declared and, with file and line, what was skipped and why. When an entry is
+    malformed, nothing is declared, unless `keep_going`: then the others are. Loading a file again
+    changes nothing.
+    """
+    read = read_msopgen if os.fspath(path).endswith(".json") else read_header
+    parsed = _typed(read(path if isinstance(path, os.PathLike) else os.fspath(path)))
+    problems = [f"{one.where}: {one.name}: {one.why}" for one in parsed.skipped if one.malformed]
+    if problems and not keep_going:
+        raise BadFile(os.fspath(path), problems, "keep_going=True")
+    for prototype in parsed.prototypes:
+        TABLE.check(prototype)
+    for prototype in parsed.prototypes:
+        TABLE.declare(prototype)
+    return parsed
+
+
+def _typed(parsed: Parsed) -> Parsed:
+    """The same, less what has no torch type."""
+    kept, skipped = [], list(parsed.skipped)
+    for one in parsed.prototypes:
+        odd = [attr for attr in one.attrs if attr.type.replace("List", "") not in _TYPES]
+        for attr in odd[:1]:
+            why = f"found attribute {attr.name!r} of {attr.type}, which no torch type can hold"
+            skipped.append(Skipped(one.name, one.where, why, malformed=False))
+        if not odd:
+            kept.append(one)
+    return Parsed(tuple(kept), tuple(skipped), parsed.notes)
+
+
+def schema(prototype: Prototype) -> str:
+    """The prototype as a torch schema.
+
+    >>> from torchgraft.op.header import read_header
+    >>> text = "REG_OP(N).INPUT(x, DT_INT8).ATTR(eps, Float, 1e-12).OUTPUT(y, DT_INT8)"
+    >>> schema(read_header(text + ".OP_END_FACTORY_REG(N)").prototypes[0])
+    'N(Tensor x, *, float eps=1e-12) -> Tensor'
+    """
+    taken = reserved(prototype)
+    mutated = prototype.mutated
+    parts = [
+        _input(port, "abcdefghijklmnopqrstuvwxyz"[mutated.index(port.name)])
+        if port.name in mutated
+        else _input(port)
+        for port in prototype.inputs
+    ]
+    for index in reversed(range(len(parts))):  # what may be left out: a tail of optional inputs
+        if prototype.inputs[index].kind != "optional":
+            break
+        parts[index] += "=None"
+    named = [f"int size_of_{port.name}" for port in prototype.outputs if port.kind == "dynamic"]
+    for attr in sorted(prototype.attrs, key=lambda attr: not attr.required):
+        named.append(_attribute(attr, argument(attr.name, taken)))
+    results = [
+        "Tensor[]" if port.kind == "dynamic" else "Tensor"
+        for port in prototype.outputs
+        if port.name not in mutated
+    ]
+    given = ", ".join([*parts, *(["*", *named] if named else [])])
+    returned = results[0] if len(results) == 1 else f"({', '.join(results)})"
+    return f"{prototype.name}({given}) -> {returned}"
+
+
+def reserved(prototype: Prototype) -> set[str]:
+    """The names of arguments that attributes cannot have."""
+    sizes = {f"size_of_{port.name}" for port in prototype.outputs if port.kind == "dynamic"}
+    return {port.name for port in prototype.inputs} | sizes
+
+
+def _input(port: Port, alias: str = "") -> str:
+    ending = {"required": "", "optional": "?", "dynamic": "[]"}[port.kind]
+    return f"Tensor{f'({alias}!)' if alias else ''}{ending} {port.name}"
+
+
+def _attribute(attr: Attr, name: str) -> str:
+    scalar = attr.type.replace("List", "")
+    depth = (len(attr.type) - len(scalar)) // 4
+    type = _TYPES[scalar].rstrip("?" if depth else "") + "[]" * depth
+    if attr.required:
+        return f"{type} {name}"
+    literal = _literal(attr)
+    if literal is None:  # the guard gives the exact value to the kernel
+        return f"{type.rstrip('?')}? {name}=None"
+    return f"{type} {name}={literal}"
+
+
+def _literal(attr: Attr) -> str | None:
+    """The default as schemas write it; None where they cannot."""
+    value = attr.default
+    if attr.type == "Tensor":
+        return "None"
+    if attr.type in ("Int", "Bool"):
+        return str(value)
+    if attr.type == "Float":
+        return repr(value) if math.isfinite(value) else None
+    if attr.type in ("String", "Type"):
+        plain = value.isascii() and value.isprintable() and not {'"', "\\"} & set(value)
+        return f'"{value}"' if plain else None
+    if attr.type == "ListInt" or (attr.type == "ListFloat" and all(map(math.isfinite, value))):
+        return f"[{', '.join(map(repr, value))}]"
+    return None
+
+
+def _arguments(schema: Any) -> list[Any]:
+    """What two schemas of one op must share: how arguments are passed by is up to the author."""
+    arguments = [
+        (arg.name, str(arg.type), arg.default_value if arg.has_default_value() else "required")
+        for arg in schema.arguments
+    ]
+    return [sorted(arguments, key=str), [str(ret.type) for ret in schema.returns]]
