@@ -460,13 +460,10 @@ def devices_of(name: str) -> list[str]:
     return [device for device, key in keys.items() if has(name, key)]
 
 
-def redispatcher(name: str) -> Callable[..., Any]:
-    """A function of the keys and arguments of a BackendSelect kernel that runs the next kernel."""
+def after_backend_select(name: str) -> tuple[Callable[..., Any], Any]:
+    """How a BackendSelect kernel of `ns::name` runs the next one: call the first with its own
+    keys, masked by the second, and the arguments."""
     space, _, rest = name.partition("::")
-    redispatch = getattr(getattr(torch.ops, space), rest).default.redispatch
+    handle = getattr(getattr(torch.ops, space), rest).default._handle
     below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
-
-    def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        return redispatch(keys & below, *args, **kwargs)
-
-    return run
+    return handle.redispatch_boxed, below

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from torchgraft import _torch
 from torchgraft.errors import BadFile, Clash, NoKernel, NoShapes
 from torchgraft.op.builders import render
-from torchgraft.op.dtypes import check_dtypes
+from torchgraft.op.dtypes import check_dtypes, torch_dtypes
 from torchgraft.op.header import read_header
 from torchgraft.op.msopgen import read_msopgen
 from torchgraft.op.prototype import Attr, Parsed, Port, Prototype, Skipped, argument
@@ -103,19 +104,27 @@ class Table:
         taken = reserved(prototype)
         exact = {argument(key, taken): value for key, value in exact.items()}
         names = [port.name for port in ports]
-        redispatch = _torch.redispatcher(f"{self.space}::{prototype.name}")
+        redispatch, below = _torch.after_backend_select(f"{self.space}::{prototype.name}")
+        simple = not exact and all(p.kind == "required" and p.symbol is None for p in ports)
+        sets = [None if p.dtypes is None else torch_dtypes(p.dtypes) for p in ports]
+        tests = [(i, allowed) for i, allowed in enumerate(sets) if allowed is not None]
 
         def guard(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            if simple and len(args) == len(names):  # the usual call, made cheap
+                for i, allowed in tests:
+                    if args[i].dtype not in allowed:
+                        break
+                else:
+                    return redispatch(keys & below, *args, **kwargs)
             given = dict(zip(names, args, strict=False))
-            if len(args) < len(names):
-                given |= {key: kwargs[key] for key in names[len(args) :] if key in kwargs}
+            given |= {key: kwargs[key] for key in names[len(args) :] if key in kwargs}
             error = check_dtypes(prototype, given)
             if error is not None:
                 raise error
             for key, value in exact.items():
                 if kwargs.get(key) is None:
                     kwargs[key] = value
-            return redispatch(keys, *args, **kwargs)
+            return redispatch(keys & below, *args, **kwargs)
 
         self.library.impl(prototype.name, guard, "BackendSelect", with_keyset=True)
 
@@ -132,9 +141,8 @@ def load_prototypes(path: str | os.PathLike[str], *, keep_going: bool = False) -
     malformed, nothing is declared, unless `keep_going`: then the others are. Loading a file again
     changes nothing.
     """
-    read = read_msopgen if os.fspath(path).endswith(".json") else read_header
-    parsed = _typed(read(path if isinstance(path, os.PathLike) else os.fspath(path)))
-    problems = [f"{one.where}: {one.name}: {one.why}" for one in parsed.skipped if one.malformed]
+    parsed = _typed(read_prototypes(path))
+    problems = [one.line() for one in parsed.skipped if one.malformed]
     if problems and not keep_going:
         raise BadFile(os.fspath(path), problems, "keep_going=True")
     for prototype in parsed.prototypes:
@@ -142,6 +150,12 @@ def load_prototypes(path: str | os.PathLike[str], *, keep_going: bool = False) -
     for prototype in parsed.prototypes:
         TABLE.declare(prototype)
     return parsed
+
+
+def read_prototypes(path: str | os.PathLike[str]) -> Parsed:
+    """The prototypes of a file, read by its name: msopgen JSON, otherwise a header."""
+    read = read_msopgen if os.fspath(path).endswith(".json") else read_header
+    return read(Path(path))
 
 
 def _typed(parsed: Parsed) -> Parsed:

@@ -72,6 +72,10 @@ class Skipped:
     why: str
     malformed: bool = True
 
+    def line(self) -> str:
+        """All of it in one line, file and line first."""
+        return f"{self.where}: {self.name}: {self.why}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Note:
