@@ -460,10 +460,6 @@ def devices_of(name: str) -> list[str]:
     return [device for device, key in keys.items() if has(name, key)]
 
 
-def after_backend_select(name: str) -> tuple[Callable[..., Any], Any]:
-    """How a BackendSelect kernel of `ns::name` runs the next one: call the first with its own
-    keys, masked by the second, and the arguments."""
-    space, _, rest = name.partition("::")
-    handle = getattr(getattr(torch.ops, space), rest).default._handle
-    below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
-    return handle.redispatch_boxed, below
+def below_select() -> Any:
+    """What a BackendSelect kernel masks its keys with, to run the next kernel."""
+    return torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)

@@ -77,7 +77,7 @@ ADD = ".INPUT(x, TensorType({DT_FLOAT, DT_INT8})).INPUT(y, ALL()).OUTPUT(z, ALL(
         (
             ".ATTR(a, Float, 1e-12).REQUIRED_ATTR(b, ListInt).ATTR(c, String, 'x')"
             ".ATTR(d, Type, DT_INT8)".replace("'", '"'),
-            '(*, int[] b, float a=1e-12, str c="x", str d="DT_INT8") -> ()',
+            '(*, float a=1e-12, int[] b, str c="x", str d="DT_INT8") -> ()',
         ),
         (".INPUT(x, ALL()).ATTR(x, Int, 1)", "(Tensor x, *, int {}=1) -> ()"),
         (".ATTR(a, Float, INFINITY).ATTR(b, ListBool, {true})", "(*, float? a=None, bool[]? b"),

@@ -1,5 +1,5 @@
 """Operators: prototypes and the kernels behind them."""
 
-from torchgraft.op.kernels import execute, find_kernel, register_kernel
+from torchgraft.op.lookup import execute, find_kernel, register_kernel
 
 __all__ = ["execute", "find_kernel", "register_kernel"]

@@ -10,7 +10,7 @@ from torch.fx.traceback import annotate
 
 from torchgraft.errors import UnknownName
 from torchgraft.op.declare import TABLE
-from torchgraft.op.kernels import find_kernel
+from torchgraft.op.lookup import find_kernel
 from torchgraft.op.prototype import argument
 
 

@@ -96,15 +96,20 @@ _FIRST = re.compile(rb"(\(\s*)[A-Za-z_](?=\w*\s*[,)])")
 
 
 def parse(source: bytes) -> Node:
-    """The tree of a C++ source. The first argument of a macro may be a keyword, which no
-    expression may be, so the parser is shown `Xlass` for `class`: read names from the source."""
+    """The tree of a header. The first argument of a macro may be a keyword, which no expression
+    may be, so the parser is shown `Xlass` for `class`: read names from the source."""
+    return tree(_FIRST.sub(rb"\1X", source), "reading REG_OP headers")
+
+
+def tree(source: bytes, purpose: str) -> Node:
+    """The tree of a C++ source."""
     try:
         from tree_sitter import Language, Parser
         from tree_sitter_cpp import language
     except ImportError as error:
         package = "tree-sitter and tree-sitter-cpp"
-        raise MissingPackage("reading REG_OP headers", package, "prototypes") from error
-    return Parser(Language(language())).parse(_FIRST.sub(rb"\1X", source)).root_node
+        raise MissingPackage(purpose, package, "prototypes") from error
+    return Parser(Language(language())).parse(source).root_node
 
 
 def last_name(text: str) -> str:

@@ -36,19 +36,42 @@ class Table:
         self.prototypes: dict[str, Prototype] = {}
         self.bodies: dict[str, Callable[..., Any]] = {}
         """Kernels for every device, by name; an op may get one before its prototype."""
-        library: Any = torch.library.Library  # untyped in torch
-        self.library = library(space, "FRAGMENT")
+        self.library = self._library()
+        self._libraries: dict[str, Any] = {}
+
+    def _library(self) -> Any:
+        make: Any = torch.library.Library  # untyped in torch
+        return make(self.space, "FRAGMENT")
 
     def declare(self, prototype: Prototype) -> None:
         """Define the op, unless somebody has (an equal one; see `check`)."""
         name = prototype.name
-        if name in self.prototypes:
-            return
         if _torch.registered(f"{self.space}::{name}") is None:
-            self.library.define(schema(prototype))
-            self.library.impl(name, self._stand_in(prototype), "CompositeExplicitAutograd")
-        self._guard(prototype)
-        self.prototypes[name] = prototype
+            self._libraries[name] = self._library()
+            self._libraries[name].define(schema(prototype))
+            stand_in = self._stand_in(prototype)
+            self._libraries[name].impl(name, stand_in, "CompositeExplicitAutograd")
+        if name not in self.prototypes:
+            self._guard(prototype)
+        self.prototypes.setdefault(name, prototype)
+
+    def adopt(self, name: str, text: str) -> bool:
+        """Whether a prototype has defined this op, so that `text`, the schema of an op that is
+        about to be declared, needs no definition: its body goes to `bodies`.
+
+        Raises when the prototype says otherwise.
+        """
+        prototype = self.prototypes.get(name)
+        if prototype is None:
+            return False
+        wanted = _torch.parse_schema(f"{self.space}::{schema(prototype)}")
+        if _arguments(_torch.parse_schema(text)) != _arguments(wanted):
+            raise Clash(
+                f"{self.space}::{name}",
+                (prototype.where, str(wanted)),
+                ("an op that is declared now", text),
+            )
+        return name in self._libraries and _torch.registered(f"{self.space}::{name}") is not None
 
     def check(self, prototype: Prototype) -> None:
         """Raise where the op is there already and is another one."""
@@ -104,7 +127,7 @@ class Table:
         taken = reserved(prototype)
         exact = {argument(key, taken): value for key, value in exact.items()}
         names = [port.name for port in ports]
-        redispatch, below = _torch.after_backend_select(f"{self.space}::{prototype.name}")
+        space, name, below = getattr(torch.ops, self.space), prototype.name, _torch.below_select()
         simple = not exact and all(p.kind == "required" and p.symbol is None for p in ports)
         sets = [None if p.dtypes is None else torch_dtypes(p.dtypes) for p in ports]
         tests = [(i, allowed) for i, allowed in enumerate(sets) if allowed is not None]
@@ -115,7 +138,7 @@ class Table:
                     if args[i].dtype not in allowed:
                         break
                 else:
-                    return redispatch(keys & below, *args, **kwargs)
+                    return getattr(space, name).default.redispatch(keys & below, *args, **kwargs)
             given = dict(zip(names, args, strict=False))
             given |= {key: kwargs[key] for key in names[len(args) :] if key in kwargs}
             error = check_dtypes(prototype, given)
@@ -124,7 +147,8 @@ class Table:
             for key, value in exact.items():
                 if kwargs.get(key) is None:
                     kwargs[key] = value
-            return redispatch(keys & below, *args, **kwargs)
+            # Looked up at each call: an op may be taken back and declared again.
+            return getattr(space, name).default.redispatch(keys & below, *args, **kwargs)
 
         self.library.impl(prototype.name, guard, "BackendSelect", with_keyset=True)
 
@@ -192,8 +216,7 @@ def schema(prototype: Prototype) -> str:
             break
         parts[index] += "=None"
     named = [f"int size_of_{port.name}" for port in prototype.outputs if port.kind == "dynamic"]
-    for attr in sorted(prototype.attrs, key=lambda attr: not attr.required):
-        named.append(_attribute(attr, argument(attr.name, taken)))
+    named += [_attribute(attr, argument(attr.name, taken)) for attr in prototype.attrs]
     results = [
         "Tensor[]" if port.kind == "dynamic" else "Tensor"
         for port in prototype.outputs

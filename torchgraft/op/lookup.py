@@ -37,7 +37,7 @@ def find_kernel(name: str) -> Any:
     """
     op = getattr(torch.ops.ge, plain_name(name), None)
     if not callable(op):
-        raise NotRegistered(f"{SPACE}::{plain_name(name)}", dir(torch.ops.ge))
+        raise NotRegistered(f"{SPACE}::{plain_name(name)}", {*TABLE.prototypes, *dir(torch.ops.ge)})
     return op
 
 
