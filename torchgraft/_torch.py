@@ -444,20 +444,11 @@ def parse_schema(text: str) -> Any:
     return torch._C.parse_schema(text)
 
 
-# --- The dispatcher ---
-
-
 def registered(name: str) -> Any:
-    """The schema of the op `ns::name`; None where nobody has defined it."""
-    found = torch._C._jit_get_schemas_for_operator(name)
-    return next((schema for schema in found if not schema.overload_name), None)
-
-
-def devices_of(name: str) -> list[str]:
-    """The devices that the op `ns::name` has a kernel of its own for."""
-    keys = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1"}
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return [device for device, key in keys.items() if has(name, key)]
+    """The schema of `ns::name` or `ns::name.overload`; None where nobody has defined it."""
+    base, _, overload = name.partition(".")
+    found = torch._C._jit_get_schemas_for_operator(base)
+    return next((schema for schema in found if schema.overload_name == overload), None)
 
 
 def below_select() -> Any:

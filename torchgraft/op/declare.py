@@ -23,6 +23,9 @@ from torchgraft.op.msopgen import read_msopgen
 from torchgraft.op.prototype import Attr, Parsed, Port, Prototype, Skipped, argument
 
 SPACE = "ge"
+KEYS = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1"}
+"""The dispatch key of a device."""
+
 _TYPES = {"Int": "int", "Float": "float", "Bool": "bool", "String": "str", "Type": "str"}
 _TYPES["Tensor"] = "Tensor?"
 
@@ -107,7 +110,7 @@ class Table:
             if any(_torch.is_fake(x) or x.is_meta for x in tensors):
                 raise NoShapes(op, prototype.where, arguments)
             device = tensors[0].device.type if tensors else "cpu"
-            raise NoKernel(op, prototype.where, device, _torch.devices_of(op), arguments)
+            raise NoKernel(op, prototype.where, device, devices_of(op), arguments)
 
         return stand_in
 
@@ -154,6 +157,19 @@ class Table:
 
 
 TABLE = Table(SPACE)
+
+
+def has_kernel(name: str, key: str) -> bool:
+    """Whether the op `ns::name` has a kernel of its own for a dispatch key."""
+    space, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    op = getattr(getattr(getattr(torch.ops, space), base), overload or "default")
+    return bool(op.has_kernel_for_dispatch_key(key))
+
+
+def devices_of(name: str) -> list[str]:
+    """The devices that the op `ns::name` has a kernel of its own for."""
+    return [device for device, key in KEYS.items() if has_kernel(name, key)]
 
 
 def load_prototypes(path: str | os.PathLike[str], *, keep_going: bool = False) -> Parsed:

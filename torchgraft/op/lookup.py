@@ -12,11 +12,8 @@ from typing import Any
 import torch
 
 from torchgraft.errors import BadCall, BadValue, NotRegistered
-from torchgraft.op.declare import SPACE, TABLE, reserved
+from torchgraft.op.declare import KEYS, SPACE, TABLE, reserved
 from torchgraft.op.prototype import argument
-
-KEYS = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1", "meta": "Meta"}
-"""The dispatch key of a device."""
 
 Kernel = Callable[..., Any]
 
