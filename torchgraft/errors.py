@@ -292,3 +292,12 @@ class MissingPackage(GraftError):
         super().__init__(
             f"{feature} needs {package}.\nInstall it with: pip install 'torchgraft[{extra}]'"
         )
+
+
+class KernelBuild(GraftError):
+    """The C++ or CUDA source of a kernel does not compile, link or register."""
+
+    def __init__(self, op: str, source: str, said: str, log: str = "") -> None:
+        self.op, self.source, self.said, self.log = op, source, said, log
+        more = f"\nAll of what the compiler said: {log}" if log else ""
+        super().__init__(f"kernel of operator {op!r} ({source}) does not build:\n  {said}{more}")

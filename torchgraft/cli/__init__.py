@@ -10,6 +10,7 @@ import torch
 import torchgraft
 from torchgraft.cli.codegen import codegen
 from torchgraft.cli.doctor import doctor
+from torchgraft.cli.plugin import op_plugin
 from torchgraft.errors import GraftError
 
 
@@ -43,5 +44,5 @@ def main() -> None:
     """Graft your own operators, converters, graph rewrites and streams onto PyTorch."""
 
 
-for command in (codegen, doctor):
+for command in (codegen, doctor, op_plugin):
     main.add_command(command)

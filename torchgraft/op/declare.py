@@ -181,10 +181,15 @@ def load_prototypes(path: str | os.PathLike[str], *, keep_going: bool = False) -
     malformed, nothing is declared, unless `keep_going`: then the others are. Loading a file again
     changes nothing.
     """
-    parsed = _typed(read_prototypes(path))
+    return declare(read_prototypes(path), os.fspath(path), keep_going)
+
+
+def declare(parsed: Parsed, path: str, keep_going: bool) -> Parsed:
+    """Declare what was read from a file; see `load_prototypes`."""
+    parsed = _typed(parsed)
     problems = [one.line() for one in parsed.skipped if one.malformed]
     if problems and not keep_going:
-        raise BadFile(os.fspath(path), problems, "keep_going=True")
+        raise BadFile(path, problems, "keep_going=True")
     for prototype in parsed.prototypes:
         TABLE.check(prototype)
     for prototype in parsed.prototypes:
@@ -192,10 +197,10 @@ def load_prototypes(path: str | os.PathLike[str], *, keep_going: bool = False) -
     return parsed
 
 
-def read_prototypes(path: str | os.PathLike[str]) -> Parsed:
+def read_prototypes(path: str | os.PathLike[str], where: str | None = None) -> Parsed:
     """The prototypes of a file, read by its name: msopgen JSON, otherwise a header."""
     read = read_msopgen if os.fspath(path).endswith(".json") else read_header
-    return read(Path(path))
+    return read(Path(path), where=where)
 
 
 def _typed(parsed: Parsed) -> Parsed:

@@ -116,7 +116,7 @@ class Expression:
         found = declared.child_by_field_name("declarator")
         value = found.child_by_field_name("value") if found else None
         if value is None or root.has_error or root.child_count != 1:
-            raise ValueError(f"{self.text!r} is no C++ expression")
+            raise ValueError(f"{self.text!r}, which is no C++ expression")
         self._root = value
         self.names = tuple(dict.fromkeys(self._names(value)))
         """The arguments that it reads, in order."""
@@ -141,7 +141,7 @@ class Expression:
     def _parts(self, node: Node, *fields: str) -> list[Node]:
         parts = [node.child_by_field_name(field) for field in fields]
         if None in parts:
-            raise ValueError(f"{self._say(node)!r} cannot be read")
+            raise ValueError(f"{self._say(node)!r}, which cannot be read")
         return [part for part in parts if part is not None]
 
     def _names(self, node: Node) -> Iterator[str]:
@@ -171,7 +171,7 @@ class Expression:
             for one in self._inner(node):
                 yield from self._names(one)
         else:
-            raise ValueError(f"{self._say(node)!r} cannot be evaluated without a compiler")
+            raise ValueError(f"{self._say(node)!r}, which cannot be evaluated without a compiler")
 
     def _value(self, node: Node, values: Mapping[str, Any]) -> Any:
         def of(child: Node) -> Any:
@@ -253,7 +253,7 @@ class Expression:
         if name in _CASTS:
             return lambda *given: given[0] if given else None
         if not _LIKE_TORCH.fullmatch(name):
-            raise ValueError(f"{text!r} is no function that torchgraft knows")
+            raise ValueError(f"{text!r}, which is no function that torchgraft knows")
 
         def call(*given: Any) -> Any:
             for space in (torch.ops.npu, torch.ops.aten):
