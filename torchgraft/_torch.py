@@ -444,11 +444,49 @@ def parse_schema(text: str) -> Any:
     return torch._C.parse_schema(text)
 
 
-def registered(name: str) -> Any:
-    """The schema of `ns::name` or `ns::name.overload`; None where nobody has defined it."""
-    base, _, overload = name.partition(".")
-    found = torch._C._jit_get_schemas_for_operator(base)
-    return next((schema for schema in found if schema.overload_name == overload), None)
+# --- Operators ---
+
+below_autograd: Any = torch._C._AutoDispatchBelowAutograd
+is_alias: Callable[[Tensor, Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
+any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
+in_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
+private_device: Callable[[], str] = torch._C._get_privateuse1_backend_name
+
+# torch.autograd.Function less its detour around functorch: it makes a node at one level of
+# torch.func's transforms, which is what an Autograd kernel is called for.
+OneLevel: Any = torch.autograd.function._SingleLevelFunction
+
+
+def one_level() -> contextlib.AbstractContextManager[Any]:
+    """Let `OneLevel.apply` run inside torch.func's transforms."""
+    from torch._functorch.utils import enable_single_level_autograd_function
+
+    return enable_single_level_autograd_function()
+
+
+def in_forward_mode() -> bool:
+    """Whether forward-mode derivatives (`torch.func.jvp`, `dual_level`) are being computed."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def schema_of(overload: Any) -> Any:
+    return overload._schema
+
+
+def drop_library(library: torch.library.Library) -> None:
+    """Take back everything that was registered through a library."""
+    library._destroy()  # type: ignore[no-untyped-call]
+
+
+def name_in_script(value: Any, name: str | None) -> None:
+    """Let TorchScript read a Python object as the operator of this name (None: no longer)."""
+    from torch.jit import _builtins
+
+    if name is None:
+        _builtins._get_builtin_table().pop(id(value), None)  # type: ignore[no-untyped-call]
+    else:
+        _builtins._register_builtin(value, name)
 
 
 def below_select() -> Any:

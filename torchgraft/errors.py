@@ -294,6 +294,42 @@ class MissingPackage(GraftError):
         )
 
 
+class BadOp(GraftError):
+    """An operator that cannot be declared as it is written."""
+
+    def __init__(self, op: str, where: str, why: str, fix: str) -> None:
+        self.op, self.where, self.why, self.fix = op, where, why, fix
+        super().__init__(f"{where}: operator {op!r}: {why}\n{fix}")
+
+
+class SignatureMismatch(GraftError):
+    """A kernel, a fake or a backward that does not take what the reference takes."""
+
+    def __init__(
+        self, op: str, part: str, where: str, reference: str, differences: Iterable[str]
+    ) -> None:
+        self.op, self.part, self.where, self.reference = op, part, where, reference
+        self.differences = tuple(differences)
+        lines = "\n  ".join(self.differences)
+        super().__init__(
+            f"{where}: {part} of operator {op!r} does not fit its reference ({reference}):\n"
+            f"  {lines}\nGive both the same parameters, in the same order, with the same defaults."
+        )
+
+
+class AmbiguousKernel(GraftError):
+    """Two kernels of one operator for one device, and nothing says which comes first."""
+
+    def __init__(self, op: str, device: str, first: str, second: str, priority: int) -> None:
+        self.op, self.device, self.first, self.second = op, device, first, second
+        self.priority = priority
+        super().__init__(
+            f"operator {op!r} has two kernels for {device!r} with priority {priority}:\n"
+            f"  {first}\n  {second}\n"
+            f"Give one of them a higher priority=; the highest whose when= accepts a call is used."
+        )
+
+
 class KernelBuild(GraftError):
     """The C++ or CUDA source of a kernel does not compile, link or register."""
 
@@ -301,3 +337,23 @@ class KernelBuild(GraftError):
         self.op, self.source, self.said, self.log = op, source, said, log
         more = f"\nAll of what the compiler said: {log}" if log else ""
         super().__init__(f"kernel of operator {op!r} ({source}) does not build:\n  {said}{more}")
+
+
+class BadGradient(GraftError):
+    """A backward returned gradients that do not fit the inputs."""
+
+    def __init__(self, op: str, where: str, why: str) -> None:
+        self.op, self.where, self.why = op, where, why
+        super().__init__(
+            f"{where}: backward of operator {op!r}: {why}\n"
+            f"Return one gradient for each tensor parameter, in their order, each of the shape of "
+            f"its parameter; None where there is none."
+        )
+
+
+class CheckFailed(GraftError):
+    """`graft.check` found that an operator is not right somewhere."""
+
+    def __init__(self, table: str, misses: Iterable[str]) -> None:
+        self.misses = tuple(misses)
+        super().__init__(table)

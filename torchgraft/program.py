@@ -235,6 +235,7 @@ def _is_part(node: Node) -> bool:
     source = node.args[0]
     return (
         source.op == "call_function"
+        and source.target is not operator.getitem
         and isinstance(source.meta.get("val"), (tuple, list))
         and all(user.target is operator.getitem for user in source.users)
     )

@@ -341,3 +341,65 @@ def test_json_loads_too(tmp_path: pathlib.Path, name: str) -> None:
     assert op.default._schema.arguments[1].default_value == 1e-12
     with pytest.raises(WrongDtype, match="DT_INT8; allowed: DT_FLOAT, DT_FLOAT16"):
         op(torch.ones(1, dtype=torch.int8))
+
+
+# --- With graft.op ---
+
+
+@pytest.mark.parametrize("first", ["op", "prototype"])
+def test_an_op_is_the_kernel_of_a_prototype(tmp_path: pathlib.Path, name: str, first: str) -> None:
+    made: list[graft.Op] = []
+
+    def declare() -> None:
+        @graft.op(f"ge::{name}")
+        def body(x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
+            return x + alpha * y
+
+        made.append(body)
+
+    steps = [declare, lambda: load(tmp_path, entry(name, ADD + ".ATTR(alpha, Float, 1.0)"))]
+    for step in steps if first == "op" else reversed(steps):
+        step()
+    (op,), x = made, torch.ones(2)
+    assert find_kernel(f"aclnn{name}")(x, x, alpha=3.0).tolist() == [4, 4]
+    assert build(name, inputs={"x": x, "y": x}, outputs=["z"], attrs={}).tolist() == [2, 2]
+    with pytest.raises(WrongDtype):
+        find_kernel(name)(x.double(), x)
+    with pytest.raises(WrongDtype):
+        op(x.double(), x)
+    leaf = x.clone().requires_grad_()
+    op(x, leaf, alpha=5.0).sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [5, 5]
+    run = torch.compile(lambda x: op(x, x) * 2, backend="torchgraft", fullgraph=True)
+    assert run(x).tolist() == [4, 4]
+
+    @op.kernel("cpu")
+    def _(x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
+        return x + alpha * y + 100
+
+    assert execute(f"aclnn{name}", x, x, 1.0).tolist() == [102, 102]
+
+
+def test_an_op_that_differs_from_its_prototype(tmp_path: pathlib.Path, name: str) -> None:
+    load(tmp_path, entry(name, ADD))
+    with pytest.raises(Clash, match=rf"{tmp_path}/ops.h:1:(.|\n)*test_load_prototypes.py:\d+:"):
+
+        @graft.op(f"ge::{name}")
+        def body(x: Tensor) -> Tensor:
+            return x.clone()
+
+
+def test_an_op_that_is_taken_back_leaves_the_prototype(tmp_path: pathlib.Path, name: str) -> None:
+    load(tmp_path, entry(name, ADD))
+    x = torch.ones(2)
+    for _ in range(2):
+        with graft.Registry():
+
+            @graft.op(f"ge::{name}")
+            def body(x: Tensor, y: Tensor) -> Tensor:
+                return x + y
+
+            assert find_kernel(name)(x, x).tolist() == [2, 2]
+        with pytest.raises(NoKernel):
+            find_kernel(name)(x, x)

@@ -147,8 +147,13 @@ def _units(places: dict[Node, Place], levels: dict[Node, int]) -> list[Unit]:
         for node in by_level[level]:
             if places[node].runs == GENERATED:
                 continue
-            if node.target is operator.getitem and node.args[0] in levels:
-                continue  # part of its producer's launch
+            source = node.args[0] if node.target is operator.getitem else None
+            if (
+                isinstance(source, Node)
+                and source in levels
+                and source.target is not operator.getitem
+            ):
+                continue  # part of its producer's launch; a part of a part is a launch of its own
             units.append(Unit(node.name, places[node], [node]))
     return units
 

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,6 +21,7 @@ from torchgraft.op.dtypes import check_dtypes, torch_dtypes
 from torchgraft.op.header import read_header
 from torchgraft.op.msopgen import read_msopgen
 from torchgraft.op.prototype import Attr, Parsed, Port, Prototype, Skipped, argument
+from torchgraft.op.schema import registered
 
 SPACE = "ge"
 KEYS = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1"}
@@ -49,7 +50,7 @@ class Table:
     def declare(self, prototype: Prototype) -> None:
         """Define the op, unless somebody has (an equal one; see `check`)."""
         name = prototype.name
-        if _torch.registered(f"{self.space}::{name}") is None:
+        if registered(f"{self.space}::{name}") is None:
             self._libraries[name] = self._library()
             self._libraries[name].define(schema(prototype))
             stand_in = self._stand_in(prototype)
@@ -58,23 +59,17 @@ class Table:
             self._guard(prototype)
         self.prototypes.setdefault(name, prototype)
 
-    def adopt(self, name: str, text: str) -> bool:
-        """Whether a prototype has defined this op, so that `text`, the schema of an op that is
-        about to be declared, needs no definition: its body goes to `bodies`.
-
-        Raises when the prototype says otherwise.
-        """
+    def adopt(self, name: str, text: str, where: str) -> bool:
+        """Whether a prototype has defined this op and has no body, so that the op that is being
+        declared with the schema `text` only brings one. Raises when the prototype differs."""
         prototype = self.prototypes.get(name)
         if prototype is None:
             return False
         wanted = _torch.parse_schema(f"{self.space}::{schema(prototype)}")
-        if _arguments(_torch.parse_schema(text)) != _arguments(wanted):
-            raise Clash(
-                f"{self.space}::{name}",
-                (prototype.where, str(wanted)),
-                ("an op that is declared now", text),
-            )
-        return name in self._libraries and _torch.registered(f"{self.space}::{name}") is not None
+        if not same_arguments(_torch.parse_schema(text), wanted):
+            raise Clash(f"{self.space}::{name}", (prototype.where, str(wanted)), (where, text))
+        there = registered(f"{self.space}::{name}") is not None
+        return there and name in self._libraries and name not in self.bodies
 
     def check(self, prototype: Prototype) -> None:
         """Raise where the op is there already and is another one."""
@@ -86,10 +81,10 @@ class Table:
                 (first.where, render(first)),
                 (prototype.where, render(prototype)),
             )
-        there = _torch.registered(f"{self.space}::{name}")
+        there = registered(f"{self.space}::{name}")
         if first is None and there is not None:
             wanted = _torch.parse_schema(f"{self.space}::{schema(prototype)}")
-            if _arguments(there) != _arguments(wanted):
+            if not same_arguments(there, wanted):
                 raise Clash(
                     f"{self.space}::{name}",
                     ("an op or library that was loaded before", str(there)),
@@ -97,22 +92,9 @@ class Table:
                 )
 
     def _stand_in(self, prototype: Prototype) -> Callable[..., Any]:
-        """What runs where no kernel fits: the body for every device, or an error that helps."""
         name = prototype.name
-        op = f"{self.space}::{name}"
-
-        def stand_in(*args: Any, **kwargs: Any) -> Any:
-            body = self.bodies.get(name)
-            if body is not None:
-                return body(*args, **kwargs)
-            tensors = [x for x in _torch.flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
-            arguments = ", ".join(port.name for port in prototype.inputs)
-            if any(_torch.is_fake(x) or x.is_meta for x in tensors):
-                raise NoShapes(op, prototype.where, arguments)
-            device = tensors[0].device.type if tensors else "cpu"
-            raise NoKernel(op, prototype.where, device, devices_of(op), arguments)
-
-        return stand_in
+        arguments = ", ".join(port.name for port in prototype.inputs)
+        return stand_in(self.bodies, self.space, name, prototype.where, arguments)
 
     def _guard(self, prototype: Prototype) -> None:
         """Check dtypes, and fill in defaults that a schema cannot spell, before any kernel.
@@ -157,6 +139,37 @@ class Table:
 
 
 TABLE = Table(SPACE)
+
+
+def stand_in(
+    bodies: dict[str, Callable[..., Any]], space: str, name: str, where: str, arguments: str
+) -> Callable[..., Any]:
+    """What runs where no kernel fits: the body for every device, or an error that helps."""
+    op = f"{space}::{name}"
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        body = bodies.get(name)
+        if body is not None:
+            return body(*args, **kwargs)
+        tensors = [x for x in _torch.flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+        if any(_torch.is_fake(x) or x.is_meta for x in tensors):
+            raise NoShapes(op, where, arguments)
+        device = tensors[0].device.type if tensors else "cpu"
+        raise NoKernel(op, where, device, devices_of(op), arguments)
+
+    return run
+
+
+class Owner(Protocol):
+    """Whoever defines the ops of a namespace from files, and takes bodies for them."""
+
+    bodies: dict[str, Callable[..., Any]]
+
+    def adopt(self, name: str, text: str, where: str) -> bool:
+        """See `Table.adopt`."""
+
+
+OWNERS: dict[str, Owner] = {SPACE: TABLE}
 
 
 def has_kernel(name: str, key: str) -> bool:
@@ -288,10 +301,18 @@ def _literal(attr: Attr) -> str | None:
     return None
 
 
+def same_arguments(first: Any, second: Any) -> bool:
+    """Whether two schemas may be of one op."""
+    return _arguments(first) == _arguments(second)
+
+
 def _arguments(schema: Any) -> list[Any]:
-    """What two schemas of one op must share: how arguments are passed by is up to the author."""
-    arguments = [
-        (arg.name, str(arg.type), arg.default_value if arg.has_default_value() else "required")
-        for arg in schema.arguments
-    ]
+    """What two schemas of one op must share. How an argument is passed, and whether a tensor may
+    be left out, is up to the author."""
+    arguments = []
+    for arg in schema.arguments:
+        tensor = "Tensor" in str(arg.type)
+        default = arg.default_value if arg.has_default_value() and not tensor else "required"
+        written = arg.alias_info is not None and arg.alias_info.is_write
+        arguments.append((arg.name, str(arg.type), default, written))
     return [sorted(arguments, key=str), [str(ret.type) for ret in schema.returns]]

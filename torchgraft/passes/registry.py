@@ -6,9 +6,18 @@ import threading
 from collections.abc import Iterator
 from contextvars import ContextVar, Token
 from types import TracebackType
+from typing import Protocol
 
 from torchgraft.errors import BadPass, UnknownName
 from torchgraft.passes.spec import Pass
+
+
+class Removable(Protocol):
+    """An operator, as far as a registry knows it."""
+
+    name: str
+
+    def remove(self) -> None: ...
 
 
 class Registry:
@@ -16,7 +25,9 @@ class Registry:
 
     A new Registry is empty: inside `with Registry():` nothing registered outside is seen, so a
     test that registers a pass cannot reach its neighbours. A scope holds for its own thread (and
-    the tasks it starts); hand a Registry to `Config(registry=...)` to use it anywhere.
+    the tasks it starts); hand a Registry to `Config(registry=...)` to use it anywhere. Operators
+    live in torch, which has one table of them: those declared in a scope are taken back when it
+    ends.
 
     >>> import torchgraft as graft
     >>> with graft.Registry() as registry:
@@ -29,6 +40,8 @@ class Registry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._passes: dict[str, Pass] = {}
+        self._ops: dict[str, Removable] = {}
+        self._inside = 0
         self._scopes = threading.local()
 
     def register(self, spec: Pass) -> None:
@@ -49,6 +62,17 @@ class Registry:
                 raise UnknownName("pass", name, self._passes, where="Registry.unregister")
             del self._passes[name]
 
+    def keep(self, op: Removable) -> None:
+        """Hold an operator until the scope ends; the default registry holds it for good."""
+        with self._lock:
+            self._ops[op.name] = op
+
+    @property
+    def ops(self) -> tuple[Removable, ...]:
+        """The operators declared here."""
+        with self._lock:
+            return tuple(self._ops.values())
+
     def __iter__(self) -> Iterator[Pass]:
         with self._lock:
             return iter(list(self._passes.values()))
@@ -59,6 +83,8 @@ class Registry:
     def __enter__(self) -> Registry:
         tokens: list[Token[Registry]] = self._scopes.__dict__.setdefault("tokens", [])
         tokens.append(_CURRENT.set(self))
+        with self._lock:
+            self._inside += 1
         return self
 
     def __exit__(
@@ -68,6 +94,13 @@ class Registry:
         trace: TracebackType | None,
     ) -> None:
         _CURRENT.reset(self._scopes.tokens.pop())
+        with self._lock:
+            self._inside -= 1
+            ended = [] if self._inside else list(self._ops.values())
+            for op in ended:
+                del self._ops[op.name]
+        for op in reversed(ended):
+            op.remove()
 
 
 _DEFAULT = Registry()

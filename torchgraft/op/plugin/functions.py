@@ -15,6 +15,7 @@ from torchgraft.errors import BadPrototype
 from torchgraft.op.plugin.document import Place, read_yaml
 from torchgraft.op.plugin.expression import Expression
 from torchgraft.op.prototype import Note, among
+from torchgraft.op.schema import registered
 
 SECTIONS = ("official", "autograd", "custom", "symint", "quant", "tocpu", "unsupported")
 VERSIONED = ("acl_op", "op_api", "dvm", "sparse", "exposed", "internal_format_opapi")
@@ -169,7 +170,7 @@ def read_functions(text: str, path: str, version: str) -> Functions:
                 problems.append(str(error))
     for entry in entries.values():
         for target in (entry.delegate, entry.gen.inherit if entry.gen else ""):
-            if target and target not in entries and not _torch.registered(f"aten::{target}"):
+            if target and target not in entries and not registered(f"aten::{target}"):
                 expected = among(sorted(entries), target)
                 problems.append(str(BadPrototype(entry.where, f"{target!r}", expected)))
     return Functions(tuple(entries.values()), tuple(notes), tuple(problems), versions.chosen)
@@ -218,7 +219,7 @@ def read_entry(item: Place, section: str, versions: Versions, notes: list[Note])
         if "structured_delegate" in parts:
             raise place.bad("gen_opapi and structured_delegate", "one of them")
         gen = _gen(value, name, parsed, fresh)
-    if section == "official" or _torch.registered(f"aten::{name}") is not None:
+    if section == "official" or registered(f"aten::{name}") is not None:
         what = "is an operator of torch itself, whose own kernels are used here"
         notes.append(Note(name, item.where, what))
         return None

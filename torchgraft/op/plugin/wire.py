@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from torchgraft import _torch
-from torchgraft.errors import Clash, NoKernel, NoShapes
-from torchgraft.op.declare import devices_of, has_kernel
+from torchgraft.errors import Clash
+from torchgraft.op.declare import OWNERS, has_kernel, same_arguments, stand_in
 from torchgraft.op.lookup import execute
 from torchgraft.op.plugin.derivatives import Derivative, register_derivative
 from torchgraft.op.plugin.functions import Entry, Gen, Out
+from torchgraft.op.schema import registered
 
 SPACE = "npu"
 
@@ -26,10 +27,12 @@ class Space:
         self.library = make(SPACE, "FRAGMENT")
         self.entries: dict[str, Entry] = {}
         self.derived: set[str] = set()
+        self.bodies: dict[str, Callable[..., Any]] = {}
+        self._waiting: set[str] = set()
 
     def check(self, entry: Entry) -> None:
         """Raise where the op is there already and is another one."""
-        there = _torch.registered(f"{SPACE}::{entry.name}")
+        there = registered(f"{SPACE}::{entry.name}")
         if there is not None and str(there) != str(entry.parsed):
             first = self.entries.get(entry.name)
             at = first.where if first else "a library that was loaded before"
@@ -37,7 +40,7 @@ class Space:
 
     def define(self, entry: Entry) -> None:
         """Define the op; it has no kernel yet."""
-        if _torch.registered(f"{SPACE}::{entry.name}") is None:
+        if registered(f"{SPACE}::{entry.name}") is None:
             tags = [getattr(torch.Tag, tag) for tag in entry.tags if hasattr(torch.Tag, tag)]
             self.library.define(entry.schema, tags=tags)
             self.entries[entry.name] = entry
@@ -49,10 +52,25 @@ class Space:
             name, "CompositeExplicitAutograd"
         ):
             return
-        kernel = _stand_in(entry) if gen is None else _generated(entry, gen)
+        kernel = self._waits(entry) if gen is None else _generated(entry, gen)
+        if gen is None:
+            self._waiting.add(entry.name)
         self.library.impl(entry.name, kernel, "CompositeExplicitAutograd")
         if gen is not None and not any(arg.alias_info for arg in entry.parsed.returns):
             torch.library.register_fake(name, kernel, lib=self.library)
+
+    def adopt(self, name: str, text: str, where: str) -> bool:
+        """Whether an entry has defined this op and has no kernel; see `Table.adopt`."""
+        entry = self.entries.get(name)
+        if entry is None or name not in self._waiting or name in self.bodies:
+            return False
+        if not same_arguments(_torch.parse_schema(text), entry.parsed):
+            raise Clash(f"{SPACE}::{name}", (entry.where, entry.schema), (where, text))
+        return True
+
+    def _waits(self, entry: Entry) -> Callable[..., Any]:
+        arguments = ", ".join(arg.name for arg in entry.parsed.arguments)
+        return stand_in(self.bodies, SPACE, entry.name, entry.where, arguments)
 
     def derive(self, derivative: Derivative, entry: Entry) -> None:
         if entry.name not in self.derived:
@@ -61,6 +79,7 @@ class Space:
 
 
 NPU = Space()
+OWNERS[SPACE] = NPU
 
 
 def resolve(entry: Entry, entries: Mapping[str, Entry]) -> Gen | None:
@@ -75,20 +94,6 @@ def resolve(entry: Entry, entries: Mapping[str, Entry]) -> Gen | None:
     if base is None or gen is None:
         return base
     return Gen(base.kernel, base.args, gen.outs or base.outs, gen.params or base.params)
-
-
-def _stand_in(entry: Entry) -> Callable[..., Any]:
-    name = f"{SPACE}::{entry.name}"
-    arguments = ", ".join(arg.name for arg in entry.parsed.arguments)
-
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
-        tensors = [x for x in _torch.flatten((args, kwargs))[0] if isinstance(x, Tensor)]
-        if any(_torch.is_fake(x) or x.is_meta for x in tensors):
-            raise NoShapes(name, entry.where, arguments)
-        device = tensors[0].device.type if tensors else "cpu"
-        raise NoKernel(name, entry.where, device, devices_of(name), arguments)
-
-    return stand_in
 
 
 def _generated(entry: Entry, gen: Gen) -> Callable[..., Any]:

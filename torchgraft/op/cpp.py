@@ -1,0 +1,294 @@
+"""C++ and CUDA sources of kernels: compiled on first use, kept by content, opened and closed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import hashlib
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.utils import cpp_extension
+
+from torchgraft.errors import BadValue, KernelBuild
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
+_ERROR = re.compile(r"^(.*?):(\d+):(?:\d+:)? (?:fatal )?error: (.*)$", re.MULTILINE)
+_CUDA_ERROR = re.compile(r"^(.*?)\((\d+)\): (?:catastrophic )?error:? *(.*)$", re.MULTILINE)
+_LINK_ERROR = re.compile(r"^.*(undefined reference|cannot find).*$", re.MULTILINE)
+
+HEADER = """\
+#include <ATen/ATen.h>
+#include <torch/library.h>
+"""
+
+# A call whose tensors need no gradient goes on to the kernel without meeting Python; one that does
+# goes to the kernel of AutogradOther, which is the operator's own, in Python.
+GLUE = """
+namespace {{
+[[maybe_unused]] bool graft_watched(const c10::IValue& value) {{
+  if (value.isTensor()) {{
+    const at::Tensor& tensor = value.toTensor();
+    return tensor.defined() &&
+        ((at::GradMode::is_enabled() && tensor.requires_grad()) || tensor._fw_grad(0).defined());
+  }}
+  if (value.isList()) {{
+    for (const c10::IValue& item : value.toListRef())
+      if (graft_watched(item)) return true;
+  }}
+  return false;
+}}
+
+[[maybe_unused]] void graft_autograd(
+    const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {{
+  const auto values = torch::jit::last(*stack, op.schema().arguments().size());
+  bool watched = false;
+  for (const c10::IValue& value : values) watched = watched || graft_watched(value);
+  if (watched)
+    return op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::AutogradOther), stack);
+  at::AutoDispatchBelowADInplaceOrView below;
+  op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}}
+}}  // namespace
+
+extern "C" __attribute__((visibility("default")))
+void* graft_open(char* said, size_t room) noexcept {{
+  auto libraries = std::make_unique<std::vector<torch::Library>>();
+  try {{
+    libraries->emplace_back(
+        torch::Library::IMPL, "{space}", c10::DispatchKey::{key}, __FILE__, __LINE__);
+    libraries->back().impl("{name}", TORCH_FN({function}));
+    if ({autograd}) {{
+      libraries->emplace_back(
+          torch::Library::IMPL, "{space}", c10::DispatchKey::Autograd{key}, __FILE__, __LINE__);
+      libraries->back().impl(
+          "{name}", torch::CppFunction::makeFromBoxedFunction<&graft_autograd>());
+    }}
+  }} catch (const std::exception& error) {{
+    snprintf(said, room, "%s", error.what());
+    return nullptr;
+  }}
+  return libraries.release();
+}}
+
+extern "C" __attribute__((visibility("default")))
+void graft_close(void* libraries) noexcept {{
+  delete static_cast<std::vector<torch::Library>*>(libraries);
+}}
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The text of a kernel, and where it is from."""
+
+    text: str
+    language: str  # "C++" or "CUDA"
+    name: str  # its file, or the line of Python that holds it
+    path: pathlib.Path | None = None
+
+    @classmethod
+    def read(cls, given: str | os.PathLike[str], language: str, where: str) -> Source:
+        """A source from its text, or from the file that a one-line string names, beside `where`."""
+        if isinstance(given, str) and ("\n" in given or "{" in given):
+            return cls(given, language, f"{language} text at {where}")
+        path = pathlib.Path(where).parent / given
+        if not path.is_file():
+            raise BadValue("kernel", str(given), f"{language} text, or a file beside {where}")
+        return cls(path.read_text(), language, str(path), path.resolve())
+
+    def files(self) -> dict[str, str]:
+        """The headers of its own (`#include "..."`) that it is made of, deeply, with their text."""
+        found: dict[str, str] = {}
+
+        def visit(text: str, folder: pathlib.Path) -> None:
+            for name in _INCLUDE.findall(text):
+                path = (folder / name).resolve()
+                if str(path) not in found and path.is_file():
+                    found[str(path)] = path.read_text()
+                    visit(found[str(path)], path.parent)
+
+        visit(self.text, self.path.parent if self.path else pathlib.Path.cwd())
+        return found
+
+
+def cache_dir() -> pathlib.Path:
+    """Where built kernels are kept: `TORCHGRAFT_CACHE`, else the user's cache."""
+    given = os.environ.get("TORCHGRAFT_CACHE")
+    if given:
+        return pathlib.Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(base) / "torchgraft"
+
+
+@dataclasses.dataclass
+class Opened:
+    """A kernel in torch's dispatcher, until it is closed."""
+
+    library: ctypes.CDLL
+    handle: int
+
+    def close(self) -> None:
+        self.library.graft_close(ctypes.c_void_p(self.handle))
+
+
+def open_kernel(
+    op: str, key: str, source: Source, *, autograd: bool, function: str | None = None
+) -> Opened:
+    """Build a source (or find it built) and put its function into the dispatcher.
+
+    The function has the operator's own name, or `function`. `op` is `ns::name`; `autograd` adds a
+    way past Python for calls that need no gradient.
+    """
+    space, name = op.split("::")
+    function = function or name.partition(".")[0]
+    glue = GLUE.format(
+        space=space, name=name, key=key, function=function, autograd=str(autograd).lower()
+    )
+    library = ctypes.CDLL(str(build(op, source, glue)))
+    library.graft_open.restype = ctypes.c_void_p
+    said = ctypes.create_string_buffer(8192)
+    handle = library.graft_open(said, ctypes.c_size_t(len(said)))
+    if not handle:
+        text = said.value.decode(errors="replace").partition("Exception raised from")[0].strip()
+        raise KernelBuild(op, source.name, text.replace("\n", "\n  "))
+    return Opened(library, handle)
+
+
+def build(op: str, source: Source, glue: str) -> pathlib.Path:
+    """The shared library of a source; compiled unless the same one was before."""
+    tool = _compiler(op, source)
+    flags = _flags(source.language)
+    folder = cache_dir() / "ops" / _digest(_version(tool), *flags)
+    files = [text for pair in sorted(source.files().items()) for text in pair]
+    target = folder / f"{_digest(source.text, str(source.path), glue, *files)}.so"
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock"):
+        if not target.exists():
+            header = _header(folder, tool, flags) if source.language == "C++" else []
+            _compile(op, source, glue, target, [tool, *flags, *header])
+    return target
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _compiler(op: str, source: Source) -> str:
+    if source.language == "CUDA":
+        home = cpp_extension.CUDA_HOME
+        found = shutil.which("nvcc") or (home and shutil.which(os.path.join(home, "bin", "nvcc")))
+        want = "nvcc, of the CUDA toolkit"
+    else:
+        found = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+        want = "a C++ compiler (c++, g++, or what CXX names)"
+    if not found:
+        raise KernelBuild(op, source.name, f"there is no {want}.")
+    return str(found)
+
+
+def _version(tool: str) -> str:
+    return subprocess.run([tool, "--version"], capture_output=True, text=True).stdout + tool
+
+
+def _flags(language: str) -> list[str]:
+    cuda = language == "CUDA"
+    paths = cpp_extension.include_paths("cuda" if cuda else "cpu")
+    abi = int(torch.compiled_with_cxx11_abi())
+    flags = ["-O3", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-DNDEBUG"]
+    flags += [flag for path in paths for flag in ("-isystem", path)]
+    flags += [f"-DTORCHGRAFT_TORCH={torch.__version__}".replace("+", "_")]
+    if not cuda:
+        return [*flags, "-fPIC", "-fvisibility=hidden", "-w"]
+    major, minor = torch.cuda.get_device_capability()
+    return [
+        *flags,
+        f"-arch=sm_{major}{minor}",
+        "-Xcompiler=-fPIC",
+        "-w",
+        "--expt-relaxed-constexpr",
+    ]
+
+
+def _header(folder: pathlib.Path, tool: str, flags: Sequence[str]) -> list[str]:
+    """The flags for a precompiled header, made for the second kernel: it costs as much as compiling
+    two of them without, and each one after that takes 2 s instead of 11."""
+    header = folder / "graft.h"
+    ready = folder / "graft.h.gch"
+    if not header.exists():
+        header.write_text(HEADER)
+        return ["-include", str(header)]
+    if not ready.exists():
+        part = folder / f"header{os.getpid()}.gch"
+        made = subprocess.run(
+            [tool, *flags, "-x", "c++-header", str(header), "-o", str(part)], capture_output=True
+        )
+        if made.returncode == 0:
+            part.replace(ready)
+    return ["-include", str(header)]
+
+
+def _compile(
+    op: str, source: Source, glue: str, target: pathlib.Path, command: Sequence[str]
+) -> None:
+    suffix = "cu" if source.language == "CUDA" else "cpp"
+    first = f'#line 1 "{source.name}"\n'
+    near = f"-I{source.path.parent if source.path else pathlib.Path.cwd()}"
+    links = [flag for path in cpp_extension.library_paths() for flag in ("-L", path)]
+    libraries = ["-lc10", "-ltorch_cpu", "-ltorch"]
+    if source.language == "CUDA":
+        links += [flag for path in cpp_extension.library_paths("cuda") for flag in ("-L", path)]
+        libraries += ["-lc10_cuda", "-ltorch_cuda"]
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        text = pathlib.Path(scratch, f"kernel.{suffix}")
+        needs = HEADER if source.language == "CUDA" else ""
+        text.write_text(f'{needs}{first}{source.text}\n#line 1 "torchgraft"\n{glue}')
+        made = pathlib.Path(scratch, "kernel.so")
+        run = subprocess.run(
+            [*command, near, "-shared", str(text), "-o", str(made), *links, *libraries],
+            capture_output=True,
+            text=True,
+        )
+        if run.returncode != 0:
+            log = target.with_suffix(".log")
+            log.write_text(run.stdout + run.stderr)
+            raise KernelBuild(op, source.name, first_error(run.stderr + run.stdout), str(log))
+        made.replace(target)  # whole or not at all, for every process that looks
+
+
+def first_error(said: str) -> str:
+    """The compiler's first error in one line, with its place.
+
+    >>> first_error("In file included from a.h\\nk.cpp:3:8: error: expected ';'\\n  x\\nk.cpp:9: …")
+    "k.cpp:3: expected ';'"
+    """
+    for pattern in (_ERROR, _CUDA_ERROR):
+        if found := pattern.search(said):
+            return f"{found[1]}:{found[2]}: {found[3]}"
+    if link := _LINK_ERROR.search(said):
+        return link[0].strip()
+    lines = said.strip().splitlines()
+    return lines[0] if lines else f"the compiler on this {platform.system()} said nothing"
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path) -> Iterator[None]:
+    """One process at a time; the others wait and then find what it built."""
+    with path.open("w") as file:
+        try:
+            import fcntl
+        except ImportError:  # no such locks there; the rename at the end is what keeps it right
+            yield
+            return
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
