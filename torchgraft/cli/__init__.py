@@ -10,6 +10,7 @@ import torch
 import torchgraft
 from torchgraft.cli.codegen import codegen
 from torchgraft.cli.doctor import doctor
+from torchgraft.cli.new import new
 from torchgraft.cli.plugin import op_plugin
 from torchgraft.errors import GraftError
 
@@ -44,5 +45,5 @@ def main() -> None:
     """Graft your own operators, converters, graph rewrites and streams onto PyTorch."""
 
 
-for command in (codegen, doctor, op_plugin):
+for command in (codegen, doctor, new, op_plugin):
     main.add_command(command)
