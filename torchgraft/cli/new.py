@@ -23,8 +23,9 @@ _ROWS = {
     "cuda": "| `csrc/` | the kernels for CPU (C++) and CUDA |\n",
 }
 _WHEEL = """ One wheel runs with torch 2.11 and every newer one,
-and with every Python from 3.10: kernels use torch's stable ABI only, and no Python. It stays so as
-long as csrc/ includes nothing of torch but `torch/csrc/stable`, `torch/headeronly` and the C shim."""
+and with every Python from 3.10: kernels use torch's stable ABI only, and no Python. It stays so
+as long as csrc/ includes nothing of torch but `torch/csrc/stable`, `torch/headeronly` and the C
+shim."""
 _RENAMED = {"gitignore": ".gitignore", "github": ".github"}
 
 
