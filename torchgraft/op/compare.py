@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgraft import _torch
+from torchgraft.errors import first_line
 from torchgraft.op import schema as schemas
 from torchgraft.op.samples import clone
 
@@ -130,8 +131,11 @@ def compare_fake(op: Any, real: Sequence[Tensor], values: Sequence[Any]) -> None
     fakes = _torch.map_leaves(
         lambda v: _torch.fake_of(mode, v) if isinstance(v, Tensor) else v, clone(list(values))
     )
-    with mode:
-        results = flat(schemas.call(op.parsed, op.overload, fakes))
+    try:
+        with mode:
+            results = flat(schemas.call(op.parsed, op.overload, fakes))
+    except Exception as error:
+        raise Miss(f"the fake raised {first_line(error)}") from error
     inputs = named(op, fakes)
     for i, fake in enumerate(results):
         label = f"result {i}" if len(results) > 1 else "its result"
