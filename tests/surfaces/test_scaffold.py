@@ -113,6 +113,16 @@ def environment(folder: pathlib.Path, *wheels: pathlib.Path) -> pathlib.Path:
     return python
 
 
+def assert_stable(made: pathlib.Path, folder: pathlib.Path) -> None:
+    """The library asks torch for C functions only: C++ names change with its versions."""
+    (library,) = (name for name in zipfile.ZipFile(made).namelist() if name.endswith(".so"))
+    path = zipfile.ZipFile(made).extract(library, folder / "inside")
+    nm = subprocess.run(["nm", "-DC", "--undefined-only", path], capture_output=True, text=True)
+    asked = [line.split(maxsplit=1)[1] for line in nm.stdout.splitlines()]
+    assert "torch_call_dispatcher" in asked
+    assert not [name for name in asked if name.startswith(("c10::", "at::", "torch::", "Py"))]
+
+
 SAY = """\
 import my_ops, torch, torchgraft
 op = torch.ops.my_ops.softclip.default
@@ -128,6 +138,8 @@ def test_a_project_builds_installs_and_passes(
     assert new(tmp_path, "my_ops", *(["--cpp"] if kind == "cpp" else [])).exit_code == 0
     made = wheel(tmp_path / "my_ops", tmp_path / "wheels")
     assert made.name.startswith("my_ops-0.1.0-cp310-abi3-" if kind == "cpp" else "my_ops-0.1.0-py3")
+    if kind == "cpp":
+        assert_stable(made, tmp_path)
     python = environment(tmp_path / "env", made, torchgraft_wheel)
     away = tmp_path / "away"  # where the source is not importable
     shutil.copytree(tmp_path / "my_ops" / "tests", away)
