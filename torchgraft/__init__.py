@@ -10,6 +10,7 @@ from torchgraft.fx.edit import Graph
 from torchgraft.fx.mark import fallback
 from torchgraft.inputs import Input
 from torchgraft.op.check import check
+from torchgraft.op.declare import load_prototypes
 from torchgraft.op.define import Op, op
 from torchgraft.op.samples import Make
 from torchgraft.passes.registry import Registry
@@ -43,6 +44,7 @@ __all__ = [
     "converters_for",
     "fallback",
     "fx_pass",
+    "load_prototypes",
     "op",
     "reports",
     "verify",

@@ -526,3 +526,8 @@ def name_in_script(value: Any, name: str | None) -> None:
         _builtins._get_builtin_table().pop(id(value), None)  # type: ignore[no-untyped-call]
     else:
         _builtins._register_builtin(value, name)
+
+
+def below_select() -> Any:
+    """What a BackendSelect kernel masks its keys with, to run the next kernel."""
+    return torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)

@@ -299,6 +299,81 @@ class NotRegistered(GraftError):
         )
 
 
+class BadFile(GraftError):
+    """A file that declares operators holds entries that cannot be read."""
+
+    def __init__(self, path: str, problems: Iterable[str], anyway: str) -> None:
+        self.path, self.problems = path, tuple(problems)
+        shown = [f"  {problem}" for problem in self.problems[:20]]
+        if len(self.problems) > len(shown):
+            shown.append(f"  and {len(self.problems) - len(shown)} more")
+        entries = "1 entry" if len(self.problems) == 1 else f"{len(self.problems)} entries"
+        lines = "\n".join(shown)
+        super().__init__(
+            f"{path}: {entries} cannot be read, so nothing was registered.\n{lines}\n"
+            f"Mend them, or register the others with {anyway}."
+        )
+
+
+class Clash(GraftError):
+    """One op is declared twice, differently."""
+
+    def __init__(self, op: str, first: tuple[str, str], second: tuple[str, str]) -> None:
+        self.op, self.first, self.second = op, first, second
+        said = [
+            "\n".join([f"  {where}:", *(f"    {line}" for line in text.splitlines())])
+            for where, text in (first, second)
+        ]
+        super().__init__(
+            f"{op} is declared twice, and differently:\n{said[0]}\n{said[1]}\n"
+            f"Nothing was registered from the second. Make them equal, or rename one."
+        )
+
+
+class NoKernel(GraftError):
+    """An op was run on a device that it has no kernel for."""
+
+    def __init__(
+        self, op: str, where: str, device: str, has: Iterable[str], arguments: str
+    ) -> None:
+        self.op, self.where, self.device, self.has = op, where, device, tuple(has)
+        others = f"; it has one for {', '.join(self.has)}" if self.has else ""
+        name = op.rpartition("::")[2]
+        space = op.partition("::")[0]
+        super().__init__(
+            f"{op} ({where}) has no kernel for {device}{others}.\n"
+            f"Write one in Python:\n"
+            f"  @graft.op({op!r})\n"
+            f"  def {name}({arguments}): ...\n"
+            f"or in C++: TORCH_LIBRARY_IMPL({space}, {device.upper()}, m) "
+            f'{{ m.impl("{name}", &kernel); }}'
+        )
+
+
+class NoShapes(GraftError):
+    """An op was traced and nothing says which shapes it returns."""
+
+    def __init__(self, op: str, where: str, arguments: str) -> None:
+        self.op, self.where = op, where
+        super().__init__(
+            f"{op} ({where}) cannot be traced: nothing says which shapes it returns.\n"
+            f"Declare it with @graft.op({op!r}) and a body, or give the shapes alone:\n"
+            f"  @torch.library.register_fake({op!r})\n"
+            f"  def _({arguments}): return torch.empty_like(...)"
+        )
+
+
+class BadCall(GraftError):
+    """A kernel was called with a wrong number of arguments."""
+
+    def __init__(self, op: str, where: str, count: int, names: Iterable[str]) -> None:
+        self.op, self.where, self.count, self.names = op, where, count, tuple(names)
+        super().__init__(
+            f"{op} ({where}) was called with {count} arguments.\n"
+            f"Pass {', '.join(self.names)}, in this order; the outputs may be left out."
+        )
+
+
 class MissingPackage(GraftError):
     """A feature needs a package that is not installed."""
 

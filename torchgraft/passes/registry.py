@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from torchgraft.errors import BadPass, UnknownName
 from torchgraft.passes.spec import Pass
@@ -134,6 +134,12 @@ class Registry:
 
 _DEFAULT = Registry()
 _CURRENT: ContextVar[Registry] = ContextVar("torchgraft_registry", default=_DEFAULT)
+
+
+def visible_ops() -> tuple[Any, ...]:
+    """The operators of the current registry, then those of the default one."""
+    here = current()
+    return here.ops if here is _DEFAULT else (*here.ops, *_DEFAULT.ops)
 
 
 def current() -> Registry:
