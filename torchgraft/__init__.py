@@ -3,9 +3,12 @@
 from torchgraft.backend import backend
 from torchgraft.compile import Compiled, compile
 from torchgraft.config import Config
-from torchgraft.errors import GraftError
+from torchgraft.errors import GraftError, NoMatch
 from torchgraft.fx.edit import Graph
 from torchgraft.inputs import Input
+from torchgraft.passes.pattern.define import pattern
+from torchgraft.passes.pattern.explain import explain_match
+from torchgraft.passes.pattern.rewrite import Match
 from torchgraft.passes.registry import Registry
 from torchgraft.passes.spec import fx_pass
 from torchgraft.plan import Plan
@@ -19,11 +22,15 @@ __all__ = [
     "GraftError",
     "Graph",
     "Input",
+    "Match",
+    "NoMatch",
     "Plan",
     "Registry",
     "Report",
     "backend",
     "compile",
+    "explain_match",
     "fx_pass",
+    "pattern",
     "reports",
 ]

@@ -86,6 +86,24 @@ def fake_of(mode: Any, tensor: Tensor) -> Tensor:
     return fake
 
 
+def new_fake_mode() -> Any:
+    """A fake mode of its own, whatever is being traced around it."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+@contextlib.contextmanager
+def quiet_guards(mode: Any) -> Iterator[None]:
+    """Assume nothing of symbolic sizes that outlasts the block."""
+    if mode.shape_env is None:
+        yield
+        return
+    with mode.shape_env.suppress_guards():
+        yield
+
+
 def is_fake(value: Any) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -199,6 +217,19 @@ def retrace(
     mode = fake_mode_of(inputs)
     with faking(mode):
         return make_fx(fn, decomposition_table=dict(table))(*inputs)
+
+
+def trace(
+    fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    mode: Any,
+    table: Mapping[Any, Callable[..., Any]],
+) -> GraphModule:
+    """`retrace` of code that somebody wrote: writes in place become new values."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with faking(mode):
+        return make_fx(torch.func.functionalize(fn), decomposition_table=dict(table))(*inputs)
 
 
 def is_op(target: Any) -> bool:
@@ -442,3 +473,18 @@ def script_schema(script: Any) -> Any:
 def parse_schema(text: str) -> Any:
     """The schema object of its text."""
     return torch._C.parse_schema(text)
+
+
+def parse_ir(text: str) -> Any:
+    """The graph of TorchScript IR text; `RuntimeError` quotes the place where it is wrong."""
+    return torch._C.parse_ir(text)
+
+
+def schemas_of(kind: str) -> list[str]:
+    """The overloads of an operator such as `aten::mul`."""
+    return [str(schema) for schema in torch._C._jit_get_schemas_for_operator(kind)]
+
+
+def operator_names() -> list[str]:
+    """Every operator's name, without overloads."""
+    return sorted({name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()})

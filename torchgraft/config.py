@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchgraft.errors import BadValue, UnknownName
 
 if TYPE_CHECKING:
+    from torchgraft.passes.pattern.define import Pattern
     from torchgraft.passes.registry import Registry
 
 MODES = ("eager", "default", "reduce-overhead", "max-autotune")
@@ -37,8 +38,10 @@ class Config:
     """Passes `fn(gm, example_inputs, config)` or `@graft.fx_pass`, before the built-in ones."""
     post_passes: tuple[Callable[..., Any], ...] = ()
     """The same, after the built-in ones."""
+    patterns: tuple[Pattern, ...] = ()
+    """Patterns for this compile, after the registered ones."""
     registry: Registry | None = None
-    """Where registered passes are looked up; None: the registry of the surrounding scope."""
+    """Where passes and patterns are looked up; None: the registry of the surrounding scope."""
     inductor: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     """Options for the code generator, as `torch.compile(options=...)` takes them."""
 
@@ -52,6 +55,9 @@ class Config:
             if not isinstance(passes, (list, tuple)) or not all(map(callable, passes)):
                 raise BadValue(f"Config.{field}", passes, "a list of functions")
             object.__setattr__(self, field, tuple(passes))
+        if not isinstance(self.patterns, (list, tuple)):
+            raise BadValue("Config.patterns", self.patterns, "a list of patterns")
+        object.__setattr__(self, "patterns", tuple(self.patterns))
         if not isinstance(self.inductor, Mapping):
             raise BadValue("Config.inductor", self.inductor, "a mapping of Inductor options")
         object.__setattr__(self, "inductor", MappingProxyType(_known(self.inductor)))
