@@ -225,11 +225,15 @@ def trace(
     mode: Any,
     table: Mapping[Any, Callable[..., Any]],
 ) -> GraphModule:
-    """`retrace` of code that somebody wrote: writes in place become new values."""
+    """`retrace` of code that somebody wrote: writes in place become new values, and composite
+    operators are taken apart as AOTAutograd does it."""
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with faking(mode):
-        return make_fx(torch.func.functionalize(fn), decomposition_table=dict(table))(*inputs)
+    with faking(mode), enable_python_dispatcher():  # type: ignore[no-untyped-call]
+        functional = dispatch_functionalize(fn, FunctionalTensorMode())  # type: ignore[no-untyped-call]
+        return make_fx(functional, decomposition_table=dict(table))(*inputs)
 
 
 def is_op(target: Any) -> bool:

@@ -251,12 +251,14 @@ class NoMatch(GraftError):
 class PatternChanged(GraftError):
     """`pattern.check()`: the replacement gives another result than the pattern."""
 
-    def __init__(self, name: str, why: str, inputs: dict[str, object]) -> None:
+    def __init__(
+        self, name: str, why: str, inputs: dict[str, object], shown: Iterable[str]
+    ) -> None:
         self.name, self.why, self.inputs = name, why, inputs
-        shown = "\n".join(f"  {k} = {v}" for k, v in inputs.items())
+        lines = "\n".join(f"  {line}" for line in shown)
         super().__init__(
             f"pattern {name!r}: the replacement gives another result than the pattern: {why}\n"
-            f"{shown}\n"
+            f"{lines}\n"
             f"`error.inputs` holds these values; mend the replacement, or refuse such inputs with "
             f"graft.NoMatch."
         )

@@ -17,8 +17,8 @@ from torchgraft.errors import BadPass, BadValue, GraftError, PassFailed, PassOrd
 from torchgraft.fx import meta
 from torchgraft.passes.builtin import BUILTIN, dead_code
 from torchgraft.passes.pattern.define import STAGE, Pattern
-from torchgraft.passes.pattern.match import Index
 from torchgraft.passes.pattern.rewrite import apply
+from torchgraft.passes.pattern.search import Index
 from torchgraft.passes.registry import Entry, current
 from torchgraft.passes.spec import STAGES, Pass, as_pass
 from torchgraft.report import Step

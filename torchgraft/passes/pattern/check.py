@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
 from torchgraft import _torch
 from torchgraft.config import Config
 from torchgraft.errors import NeverFired, PatternChanged, UnknownName
 from torchgraft.fx import meta
 from torchgraft.passes.pattern import trace
-from torchgraft.passes.pattern.match import Index
 from torchgraft.passes.pattern.rewrite import apply
+from torchgraft.passes.pattern.search import Index
 from torchgraft.passes.pattern.slots import Slot, Variant
 
 
@@ -47,7 +48,7 @@ def check(pattern: Any, trials: int, seed: int, given: Mapping[str, Any]) -> Che
         except Exception as error:  # sizes that do not fit each other: not a case
             refusals[f"the pattern itself: {error}".splitlines()[0]] = None
             continue
-        got, refusal = _rewritten(pattern, values)
+        got, refusal = _rewritten(pattern, values, frozen=bool(trial % 2))
         if got is None:
             refusals[refusal] = None
             continue
@@ -57,7 +58,7 @@ def check(pattern: Any, trials: int, seed: int, given: Mapping[str, Any]) -> Che
             worst = max(worst, off)
             if not off <= 1:
                 why = f"output {i} differs by {off:.1f} times what {one.dtype} allows"
-                raise PatternChanged(pattern.name, why, values)
+                raise PatternChanged(pattern.name, why, values, _shown(values))
     if not fired:
         raise NeverFired(pattern.name, refusals)
     return Checked(trials, fired, worst, tuple(refusals))
@@ -77,7 +78,7 @@ def _draw(
         elif slot.name in variant.fixed:
             value = variant.fixed[slot.name]
         else:
-            count = draw.randint(1, 3) if slot.many else 1
+            count = 2 if slot.many else 1
             items = [_value(slot, variant, side, sizes, draw) for _ in range(count)]
             value = items if slot.many else items[0]
         values[slot.name] = value
@@ -114,21 +115,47 @@ def _outputs(result: Any) -> list[Tensor]:
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
-def _rewritten(pattern: Any, values: Mapping[str, Any]) -> tuple[list[Tensor] | None, str]:
-    """What the rewritten graph gives, or why it was not rewritten."""
+def _shown(values: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} = {meta.describe(v) if isinstance(v, Tensor) else v}" for name, v in values.items()
+    ]
+
+
+def _rewritten(
+    pattern: Any, values: Mapping[str, Any], frozen: bool
+) -> tuple[list[Tensor] | None, str]:
+    """What the rewritten graph gives, or why it was not rewritten. With `frozen`, every tensor
+    but the first is a weight."""
     mode = _torch.new_fake_mode()
     fakes = _torch.map_leaves(
         lambda v: _torch.fake_of(mode, v) if isinstance(v, Tensor) else v, dict(values)
     )
     gm, leaves = trace.graph(pattern.fn, fakes, mode)
+    inputs = [values[n] if i is None else values[n][i] for n, i in leaves]
+    if frozen:
+        _freeze(gm, inputs)
+        inputs = inputs[:1]
     outcome = apply(pattern, Index(gm), Config())
     if not outcome.hits:
         return None, str(outcome.miss)
-    meta.check(gm, pattern.name, len(leaves), len(meta.outputs_of(gm)))
+    meta.check(gm, pattern.name, len(inputs), len(meta.outputs_of(gm)))
     gm.recompile()
-    inputs = [values[n] if i is None else values[n][i] for n, i in leaves]
     with torch.no_grad():
         return list(gm(*(tensor.clone() for tensor in inputs))), ""
+
+
+def _freeze(gm: GraphModule, inputs: list[Tensor]) -> None:
+    """Make constants of all inputs but the first."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    for number, (node, tensor) in enumerate(zip(placeholders, inputs, strict=True)):
+        if number == 0:
+            continue
+        gm.register_buffer(f"weight{number}", tensor)
+        with gm.graph.inserting_before(node):
+            constant = gm.graph.create_node("get_attr", f"weight{number}")
+        constant.meta = {"val": node.meta["val"], "weight": f"weight{number}"}
+        node.replace_all_uses_with(constant)
+        gm.graph.erase_node(node)
 
 
 def _distance(pattern: Any, want: Tensor, got: Tensor) -> float:

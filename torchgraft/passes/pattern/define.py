@@ -69,7 +69,7 @@ class Pattern:
         With `nodes` it gets and returns nodes of the graph, made with `m.graph.call(op, ...)`.
         """
 
-        def decorate(fn: Callable[[Match], Any]) -> Pattern:
+        def decorate(fn: Callable[[Match], Any]) -> Callable[[Match], Any]:
             try:
                 inspect.signature(fn).bind(None)
             except TypeError as error:
@@ -77,7 +77,7 @@ class Pattern:
                 raise BadPattern(self.name, why, "Write `def _(m: graft.Match)`.") from None
             self.replacement = fn
             self.changes_type, self.builds_nodes = changes_type, nodes
-            return self
+            return fn
 
         return decorate(fn) if fn is not None else decorate
 
@@ -129,7 +129,8 @@ def pattern(
     `types` says what tensors look like where that decides how the body decomposes:
     `types={"x": "[b, s, h]", "w": "f32[h]"}`, or a list of such for several forms; sizes are names,
     and stand for any size. Patterns run in the order of registration; `before` and `after` name
-    patterns and passes. `stage` is "pre" or "post" to run beside the passes there.
+    patterns and passes. `stage` is "pre" or "post" to run beside the passes there. With
+    `register=False` it is for `Config(patterns=[it])`, and traced when it is first used.
 
     >>> import torch, torchgraft as graft
     >>> from torch import Tensor
@@ -164,8 +165,8 @@ def pattern(
             before=(before,) if isinstance(before, str) else tuple(before),
             after=(after,) if isinstance(after, str) else tuple(after),
         )
-        _ = made.templates  # a pattern that can never match is told now
         if register:
+            _ = made.templates  # a pattern that can never match is told now
             from torchgraft.passes.registry import current
 
             current().register(made)

@@ -18,7 +18,8 @@ from torchgraft.fx import dialect, meta
 from torchgraft.fx.edit import Graph
 from torchgraft.passes.builtin import reaches_output
 from torchgraft.passes.pattern import match as matching
-from torchgraft.passes.pattern.match import Finder, Found, Index, Miss
+from torchgraft.passes.pattern.match import Finder, Found
+from torchgraft.passes.pattern.search import Index, Miss, said
 from torchgraft.passes.pattern.trace import aten, label
 
 
@@ -118,7 +119,7 @@ def apply(
 def _refused(refusal: NoMatch, found: Found) -> Miss:
     total = len(found.template.parts)
     node = refusal.node if isinstance(refusal.node, Node) else found.last
-    return Miss(total, total, f"{refusal.reason} ({matching.said(node)})", node)
+    return Miss(total, total, f"{refusal.reason} ({said(node)})", node)
 
 
 def trial(pattern: Any, found: Found, graph: Graph) -> Miss | None:

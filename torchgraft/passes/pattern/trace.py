@@ -399,9 +399,15 @@ class _Builder:
             if slot.kind is Tensor or name in self.fixed:
                 continue
             wanted = [values[name] for values in self.values]
-            if all(type(a) is type(w) and a == w for a, w in zip(args, wanted, strict=True)):
+            if all(map(_is, args, wanted)):
                 return slot
         return None
+
+
+def _is(one: Any, two: Any) -> bool:
+    if isinstance(one, (list, tuple)) and isinstance(two, list):
+        return len(one) == len(two) and all(map(_is, one, two))
+    return type(one) is type(two) and bool(one == two)
 
 
 def _is_size(node: Node) -> bool:
