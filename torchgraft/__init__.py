@@ -6,6 +6,7 @@ from torchgraft.config import Config
 from torchgraft.errors import GraftError, NoMatch
 from torchgraft.fx.edit import Graph
 from torchgraft.inputs import Input
+from torchgraft.passes import fusions
 from torchgraft.passes.pattern.define import pattern
 from torchgraft.passes.pattern.explain import explain_match
 from torchgraft.passes.pattern.rewrite import Match
@@ -30,6 +31,7 @@ __all__ = [
     "backend",
     "compile",
     "explain_match",
+    "fusions",
     "fx_pass",
     "pattern",
     "reports",

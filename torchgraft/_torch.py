@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -74,10 +75,8 @@ def show_tree(tree: TreeSpec) -> str:
 def fake_mode_of(values: Iterable[Any]) -> Any:
     """The fake mode that the values (or the surrounding trace) belong to, else a new one."""
     from torch._guards import detect_fake_mode
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    return detect_fake_mode(list(values)) or FakeTensorMode(shape_env=ShapeEnv())
+    return detect_fake_mode(list(values)) or new_fake_mode()
 
 
 def fake_of(mode: Any, tensor: Tensor) -> Tensor:
@@ -94,14 +93,10 @@ def new_fake_mode() -> Any:
     return FakeTensorMode(shape_env=ShapeEnv())
 
 
-@contextlib.contextmanager
-def quiet_guards(mode: Any) -> Iterator[None]:
+def quiet_guards(mode: Any) -> contextlib.AbstractContextManager[None]:
     """Assume nothing of symbolic sizes that outlasts the block."""
-    if mode.shape_env is None:
-        yield
-        return
-    with mode.shape_env.suppress_guards():
-        yield
+    env = mode.shape_env
+    return contextlib.nullcontext() if env is None else env.suppress_guards()
 
 
 def is_fake(value: Any) -> bool:
@@ -231,9 +226,20 @@ def trace(
     from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with faking(mode), enable_python_dispatcher():  # type: ignore[no-untyped-call]
-        functional = dispatch_functionalize(fn, FunctionalTensorMode())  # type: ignore[no-untyped-call]
+    with faking(mode), enable_python_dispatcher(), _silent("torch._subclasses.fake_tensor"):
+        functional = dispatch_functionalize(fn, FunctionalTensorMode())
         return make_fx(functional, decomposition_table=dict(table))(*inputs)
+
+
+@contextlib.contextmanager
+def _silent(logger: str) -> Iterator[None]:
+    """Keep a logger from telling of an exception that the caller handles."""
+    log = logging.getLogger(logger)
+    log.disabled, was = True, log.disabled
+    try:
+        yield
+    finally:
+        log.disabled = was
 
 
 def is_op(target: Any) -> bool:
@@ -489,6 +495,6 @@ def schemas_of(kind: str) -> list[str]:
     return [str(schema) for schema in torch._C._jit_get_schemas_for_operator(kind)]
 
 
-def operator_names() -> list[str]:
+def operator_names() -> set[str]:
     """Every operator's name, without overloads."""
-    return sorted({name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()})
+    return {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}

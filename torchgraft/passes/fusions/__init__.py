@@ -1,7 +1,7 @@
 """Fusions that real models ask for, as patterns. `Config(patterns=[graft.fusions.rms_norm])`.
 
 None of them is registered; `ALL` has every one by name. Each keeps the program's results, up to
-rounding; `softmax_dropout` alone changes them on purpose. What each is worth is in docs/patterns.md.
+rounding; `softmax_dropout` alone changes them on purpose. docs/patterns.md says what each is worth.
 Give one a kernel of your own with `rms_norm.using(lambda m: my_kernel(m.x, m.weight, m.eps))`.
 """
 

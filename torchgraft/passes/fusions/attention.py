@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,8 +13,9 @@ from torchgraft.passes.pattern.rewrite import Match
 _HEADS = {"q": "[b, h, s, d]", "k": "[b, h, t, d]", "v": "[b, h, t, e]", "mask": "[b, 1, s, t]"}
 
 
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    scores = torch.matmul(q, k.transpose(-2, -1)) * scale
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, scale: float, divide: bool) -> Tensor:
+    scores = torch.matmul(q, k.transpose(-2, -1))
+    scores = scores / scale if divide else scores * scale
     return scores if mask is None else scores + mask
 
 
@@ -26,17 +26,18 @@ def attention(
     v: Tensor,
     mask: Tensor | None,
     scale: float,
+    divide: bool,
 ) -> Tensor:
     """Scaled scores, an optional mask, softmax, values."""
-    return torch.matmul(torch.softmax(_scores(q, k, mask, scale), -1), v)
+    return torch.matmul(torch.softmax(_scores(q, k, mask, scale, divide), -1), v)
 
 
 @pattern(register=False, types=_HEADS)
 def attention_upcast(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, divide: bool
 ) -> Tensor:
     """The same with the softmax in float32, for half precision."""
-    weights = torch.softmax(_scores(q, k, mask, scale), -1, dtype=torch.float32)
+    weights = torch.softmax(_scores(q, k, mask, scale, divide), -1, dtype=torch.float32)
     return torch.matmul(weights.to(q.dtype), v)
 
 
@@ -52,7 +53,8 @@ def _sdpa(m: Match) -> Tensor:
     mask = m.mask
     if mask is not None and mask.dtype != m.q.dtype:
         raise NoMatch(f"the mask is {mask.dtype}, the queries are {m.q.dtype}", m.node("add"))
-    return F.scaled_dot_product_attention(m.q, m.k, m.v, attn_mask=mask, scale=m.scale)
+    scale = 1 / m.scale if m.divide else m.scale
+    return F.scaled_dot_product_attention(m.q, m.k, m.v, attn_mask=mask, scale=scale)
 
 
 @pattern(register=False, types={"x": "[b, h, s, d]", "cos": "[b, 1, s, d]", "sin": "[b, 1, s, d]"})
@@ -86,8 +88,7 @@ def qkv(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor) -> tuple[Tensor, Tensor, 
 @qkv.replace
 def _(m: Match) -> tuple[Tensor, ...]:
     _known(m, "wq", "wk", "wv")
-    together = F.linear(m.x, torch.cat((m.wq, m.wk, m.wv)))
-    return together.split([m.wq.shape[0], m.wk.shape[0], m.wv.shape[0]], -1)
+    return _parts(m, F.linear(m.x, torch.cat((m.wq, m.wk, m.wv))))
 
 
 @pattern(
@@ -105,7 +106,11 @@ def qkv_bias(
 def _(m: Match) -> tuple[Tensor, ...]:
     _known(m, "wq", "wk", "wv", "bq", "bk", "bv")
     weight, bias = torch.cat((m.wq, m.wk, m.wv)), torch.cat((m.bq, m.bk, m.bv))
-    return F.linear(m.x, weight, bias).split([m.wq.shape[0], m.wk.shape[0], m.wv.shape[0]], -1)
+    return _parts(m, F.linear(m.x, weight, bias))
+
+
+def _parts(m: Match, together: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(together, [w.shape[0] for w in (m.wq, m.wk, m.wv)], -1)
 
 
 def _known(m: Match, *names: str) -> None:

@@ -34,7 +34,7 @@ def _(m: Match) -> Any:
     return _fused(m, m.x, m.weight, m.eps)
 
 
-@pattern(register=False, before="rms_norm", types=[{**_TYPES[0], "y": "[b, s, h]"}])
+@pattern(register=False, types=[{**_TYPES[0], "y": "[b, s, h]"}])
 def residual_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The norm of a residual sum; the sum goes on beside it."""
     total = x + y

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 from torchgraft.passes.pattern.define import pattern
 from torchgraft.passes.pattern.rewrite import Match
 
-
 _NORM = dict.fromkeys(("bias", "gamma", "beta", "mean", "var"), "[o]")
 
 
@@ -63,4 +62,5 @@ def dequantize_matmul(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 @dequantize_matmul.replace
 def _(m: Match) -> Tensor:
     """The result is scaled instead: as many products as there are results, not weights."""
-    return F.linear(m.x, m.weight.to(m.x.dtype)) * m.scale.reshape(-1)
+    scale: Tensor = m.scale.reshape(-1)
+    return F.linear(m.x, m.weight.to(m.x.dtype)) * scale

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from torchgraft.errors import BadPattern, UnknownName
 from torchgraft.passes.pattern import slots as _slots
@@ -23,6 +22,8 @@ STAGE = "pattern"
 """The stage of patterns: after the built-in passes that clean up, before those that fold."""
 
 Types = Mapping[str, str] | Sequence[Mapping[str, str]]
+Source = Callable[..., Any] | str
+R = TypeVar("R", bound=Callable[[Match], Any])
 
 
 class Pattern:
@@ -47,20 +48,23 @@ class Pattern:
         self.types, self.stage, self.before, self.after = tuple(types), stage, before, after
         self.replacement: Callable[[Match], Any] | None = None
         self.changes_type = self.builds_nodes = False
-        self._lock = threading.Lock()
 
     @functools.cached_property
     def templates(self) -> list[Template]:
         """What a graph must look like; one for each way in which the body decomposes."""
         return trace.templates(self.name, self.fn, self.slots, self.types)
 
+    @overload
+    def replace(self, fn: R, *, changes_type: bool = ..., nodes: bool = ...) -> R: ...
+
+    @overload
     def replace(
-        self,
-        fn: Callable[[Match], Any] | None = None,
-        *,
-        changes_type: bool = False,
-        nodes: bool = False,
-    ) -> Any:
+        self, fn: None = None, *, changes_type: bool = ..., nodes: bool = ...
+    ) -> Callable[[R], R]: ...
+
+    def replace(
+        self, fn: R | None = None, *, changes_type: bool = False, nodes: bool = False
+    ) -> R | Callable[[R], R]:
         """Say what stands in the place of a match: a function of a `graft.Match`.
 
         It is torch code on the match's values, and returns what the pattern returns: as many
@@ -69,7 +73,7 @@ class Pattern:
         With `nodes` it gets and returns nodes of the graph, made with `m.graph.call(op, ...)`.
         """
 
-        def decorate(fn: Callable[[Match], Any]) -> Callable[[Match], Any]:
+        def decorate(fn: R) -> R:
             try:
                 inspect.signature(fn).bind(None)
             except TypeError as error:
@@ -112,8 +116,34 @@ class Pattern:
         return f"<torchgraft.pattern {self.name} at {self.where}>"
 
 
+@overload
 def pattern(
-    what: Callable[..., Any] | str | None = None,
+    what: Source,
+    *,
+    name: str | None = ...,
+    types: Types = ...,
+    stage: str = ...,
+    before: str | Sequence[str] = ...,
+    after: str | Sequence[str] = ...,
+    register: bool = ...,
+) -> Pattern: ...
+
+
+@overload
+def pattern(
+    what: None = None,
+    *,
+    name: str | None = ...,
+    types: Types = ...,
+    stage: str = ...,
+    before: str | Sequence[str] = ...,
+    after: str | Sequence[str] = ...,
+    register: bool = ...,
+) -> Callable[[Source], Pattern]: ...
+
+
+def pattern(
+    what: Source | None = None,
     *,
     name: str | None = None,
     types: Types = (),
@@ -121,7 +151,7 @@ def pattern(
     before: str | Sequence[str] = (),
     after: str | Sequence[str] = (),
     register: bool = True,
-) -> Any:
+) -> Pattern | Callable[[Source], Pattern]:
     """Make a typed function (or TorchScript IR text) a pattern, and register it.
 
     Its arguments bind by name whatever stands in their place, its literals match literally. It is
@@ -146,7 +176,7 @@ def pattern(
     (tensor([6., 6.]), 1)
     """
 
-    def make(what: Callable[..., Any] | str) -> Pattern:
+    def make(what: Source) -> Pattern:
         if isinstance(what, str):
             title = name or "pattern"
             fn, slots = text.parse(title, what)

@@ -37,6 +37,9 @@ def parse(name: str, text: str) -> tuple[Callable[..., Any], tuple[Slot, ...]]:
         message = str(error).strip()
         said = message.splitlines()[0].removesuffix(" here:").removesuffix(":").strip()
         line, column = _place(text, message)
+        unknown = re.search(r"variable with name '(.+?)'", said)
+        if unknown is not None:  # torch points behind the call
+            column = text.splitlines()[line - 1].find(f"%{unknown[1]}") + 1
         raise BadPattern(name, said, _shown(text, line), line, column) from None
     for node in graph.nodes():
         _check(name, text, node)

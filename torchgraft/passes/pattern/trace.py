@@ -95,7 +95,10 @@ class Part:
                 return f"[{', '.join(map(shown, arg))}]"
             return repr(arg)
 
-        return str(self.target), tuple((k, shown(v)) for k, v in self.args.items())
+        dims = [v for k, v in self.args.items() if k.startswith("dim")]
+        ranked = self.target in SIZED or any(isinstance(d, int) and d >= 0 for d in dims)
+        rank = self.value.ndim if ranked and isinstance(self.value, Tensor) else None
+        return str(self.target), rank, tuple((k, shown(v)) for k, v in self.args.items())
 
 
 @dataclasses.dataclass(eq=False)
@@ -163,6 +166,9 @@ def graph(
         for index, one in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if isinstance(one, (Tensor, *_torch.SYMBOLIC)):
                 leaves.append((name, index))
+                # One tensor for two arguments would be one input of the graph.
+                if isinstance(one, Tensor) and any(one is other for other in inputs):
+                    one = one.detach()
                 inputs.append(one)
 
     def call(*given: Any) -> Any:
@@ -215,13 +221,13 @@ def templates(
     types: Sequence[Mapping[str, str]],
 ) -> list[Template]:
     """Every distinct template of a pattern; `BadPattern` when there is none."""
-    found: dict[Any, Template] = {}
+    tracer = _Tracer(fn, slots)
+    found = tracer.found
     failures: list[BaseException] = []
     for dims in (False, True):
         for variant in _slots.variants(name, slots, types, dims):
             try:
-                for template in _of_variant(fn, slots, variant):
-                    found.setdefault(template.key(), template)
+                tracer.add(variant)
             except BadPattern:
                 raise
             except Exception as error:  # whatever the body raises on these types
@@ -268,30 +274,40 @@ def _bound(template: Template) -> set[str]:
     return names
 
 
-def _of_variant(fn: Callable[..., Any], slots: Sequence[Slot], variant: Variant) -> list[Template]:
-    """The templates of one variant, for the float dtypes that make a difference."""
-    result = []
-    first = _pair(fn, slots, dataclasses.replace(variant, floats=FLOATS[0]))
-    if first is not None:
-        result.append(first)
-    if all(t.dtype is not None for t in variant.tensors.values()):
-        return result
-    rest = FLOATS[1:2] if first is not None else FLOATS[1:]
-    for floats in rest:
-        second = _pair(fn, slots, dataclasses.replace(variant, floats=floats))
-        if second is not None:
-            result.append(second)
-    return result
+class _Tracer:
+    """Traces variants, and knows which ones it need not compare: it has seen their like."""
 
+    def __init__(self, fn: Callable[..., Any], slots: Sequence[Slot]) -> None:
+        self.fn, self.slots = fn, slots
+        self.found: dict[Any, Template] = {}
+        self._seen: set[Any] = set()
 
-def _pair(fn: Callable[..., Any], slots: Sequence[Slot], variant: Variant) -> Template | None:
-    """A template from two traces; None when their calls differ."""
-    sides = []
-    for side in range(_slots.SIDES):
+    def add(self, variant: Variant) -> None:
+        """Keep the templates of one variant, for the float dtypes that make a difference."""
+        news, same = self._pair(dataclasses.replace(variant, floats=FLOATS[0]))
+        if not news or all(t.dtype is not None for t in variant.tensors.values()):
+            return
+        for floats in FLOATS[1:2] if same else FLOATS[1:]:
+            self._pair(dataclasses.replace(variant, floats=floats))
+
+    def _pair(self, variant: Variant) -> tuple[bool, bool]:
+        """Whether the variant is news, and whether its two traces make the same calls."""
+        first = self._side(variant, 0)
+        alone = _Builder(self.slots, [first], variant.fixed, variant).build()
+        assert alone is not None
+        if alone.key() in self._seen:
+            return False, True
+        both = [first, self._side(variant, 1)]
+        template = _Builder(self.slots, both, variant.fixed, variant).build()
+        if template is not None:
+            self._seen.add(alone.key())
+            self.found.setdefault(template.key(), template)
+        return True, template is not None
+
+    def _side(self, variant: Variant, side: int) -> _Traced:
         mode = _torch.new_fake_mode()
-        values = values_for(slots, variant, side, mode)
-        sides.append((*graph(fn, values, mode), values))
-    return _Builder(slots, sides, variant.fixed, variant).build()
+        values = values_for(self.slots, variant, side, mode)
+        return (*graph(self.fn, values, mode), values)
 
 
 def exact(
@@ -305,6 +321,10 @@ def exact(
     return template
 
 
+_Traced = tuple[GraphModule, list[tuple[str, int | None]], Mapping[str, Any]]
+"""A graph, which argument each of its inputs is, and what the arguments were."""
+
+
 class _Differs(Exception):
     """The two traces are different programs."""
 
@@ -315,7 +335,7 @@ class _Builder:
     def __init__(
         self,
         slots: Sequence[Slot],
-        sides: Sequence[tuple[GraphModule, list[tuple[str, int | None]], Mapping[str, Any]]],
+        sides: Sequence[_Traced],
         fixed: Mapping[str, Any],
         variant: Variant | None,
     ) -> None:
