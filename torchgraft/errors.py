@@ -447,3 +447,60 @@ class CheckFailed(GraftError):
     def __init__(self, table: str, misses: Iterable[str]) -> None:
         self.misses = tuple(misses)
         super().__init__(table)
+
+
+class BadPattern(GraftError):
+    """A pattern that could never match, or whose text cannot be read."""
+
+    def __init__(self, name: str, why: str, fix: str, line: int = 0, column: int = 0) -> None:
+        self.name, self.why, self.fix = name, why, fix
+        self.line, self.column = line, column
+        at = f", line {line}, column {column}" if line else ""
+        super().__init__(f"pattern {name!r}{at}: {why}\n{fix}")
+
+
+class BadReplacement(GraftError):
+    """A pattern's replacement gives other values than the ones it replaces, by count or type."""
+
+    def __init__(self, name: str, which: str, want: str, got: str, where: str, fix: str) -> None:
+        self.name, self.which, self.want, self.got, self.where = name, which, want, got, where
+        super().__init__(f"pattern {name!r} at {where}: {which} must be {want}, got {got}.\n{fix}")
+
+
+class NoMatch(GraftError):
+    """Raised by a replacement to refuse a match; the report has the reason.
+
+    `node` is the graph's node to blame, if there is one: `m.node("clamp")`.
+    """
+
+    def __init__(self, reason: str, node: object = None) -> None:
+        self.reason, self.node = reason, node
+        super().__init__(reason)
+
+
+class PatternChanged(GraftError):
+    """`pattern.check()`: the replacement gives another result than the pattern."""
+
+    def __init__(
+        self, name: str, why: str, inputs: dict[str, object], shown: Iterable[str]
+    ) -> None:
+        self.name, self.why, self.inputs = name, why, inputs
+        lines = "\n".join(f"  {line}" for line in shown)
+        super().__init__(
+            f"pattern {name!r}: the replacement gives another result than the pattern: {why}\n"
+            f"{lines}\n"
+            f"`error.inputs` holds these values; mend the replacement, or refuse such inputs with "
+            f"graft.NoMatch."
+        )
+
+
+class NeverFired(GraftError):
+    """`pattern.check()` drew inputs and the replacement refused all of them."""
+
+    def __init__(self, name: str, reasons: Iterable[str]) -> None:
+        self.name, self.reasons = name, tuple(reasons)
+        lines = "\n  ".join(self.reasons[:4]) or "no inputs could be drawn"
+        super().__init__(
+            f"pattern {name!r}: nothing was checked, every drawn input was refused:\n  {lines}\n"
+            f"Say which values to use: pattern.check(lo=-128, hi=127, x=torch.randn(2, 3))."
+        )
