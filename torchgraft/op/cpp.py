@@ -202,13 +202,12 @@ def _version(tool: str) -> str:
 
 
 def _flags(language: str) -> list[str]:
-    cuda = language == "CUDA"
-    paths = cpp_extension.include_paths("cuda" if cuda else "cpu")
+    paths = cpp_extension.include_paths()  # nvcc knows the toolkit's own
     abi = int(torch.compiled_with_cxx11_abi())
     flags = ["-O3", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-DNDEBUG"]
     flags += [flag for path in paths for flag in ("-isystem", path)]
     flags += [f"-DTORCHGRAFT_TORCH={torch.__version__}".replace("+", "_")]
-    if not cuda:
+    if language == "C++":
         return [*flags, "-fPIC", "-fvisibility=hidden", "-w"]
     major, minor = torch.cuda.get_device_capability()
     return [
@@ -247,8 +246,7 @@ def _compile(
     links = [flag for path in cpp_extension.library_paths() for flag in ("-L", path)]
     libraries = ["-lc10", "-ltorch_cpu", "-ltorch"]
     if source.language == "CUDA":
-        links += [flag for path in cpp_extension.library_paths("cuda") for flag in ("-L", path)]
-        libraries += ["-lc10_cuda", "-ltorch_cuda"]
+        libraries += ["--cudart=shared", "-lc10_cuda", "-ltorch_cuda"]
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         text = pathlib.Path(scratch, f"kernel.{suffix}")
         needs = HEADER if source.language == "CUDA" else ""
