@@ -228,3 +228,19 @@ def test_a_config_can_be_copied_and_a_program_says_that_it_cannot() -> None:
     assert compiled(torch.zeros(3)).tolist() == [0.0] * 3
     with pytest.raises(NotCopied, match="sin is compiled: its code cannot be copied"):
         copy.deepcopy(compiled)
+
+
+@pytest.mark.slow
+def test_code_is_generated_for_random_operators() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(x, 0.5) + torch.rand(64)
+
+    x = torch.ones(64)
+    compiled = graft.compile(fn, (x,))
+    assert not compiled.report.fallbacks
+    torch.manual_seed(3)
+    first = compiled(x)
+    torch.manual_seed(3)
+    assert torch.equal(compiled(x), first)
+    assert not torch.equal(compiled(x), first)
+    assert set(first.floor().tolist()) == {0.0, 2.0}
