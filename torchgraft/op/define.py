@@ -74,7 +74,7 @@ class Op:
         library = self._library("")
         library.define(text.partition("::")[2], tags=(torch.Tag.pt2_compliant_tag,))
         self.overload: Any = find(self.name)
-        self.parsed = _torch.schema_of(self.overload)
+        self.parsed = self.overload._schema
         self.schema = str(self.parsed)
         self._call: Function = self.overload
         library.impl(base, self._fallback(), "CompositeExplicitAutograd")
