@@ -5,13 +5,18 @@ from torchgraft.compile import Compiled, compile
 from torchgraft.config import Config
 from torchgraft.convert.define import converter, converters_for
 from torchgraft.convert.net import Net, Value
-from torchgraft.errors import Declined, GraftError
+from torchgraft.errors import Declined, GraftError, NoMatch
 from torchgraft.fx.edit import Graph
 from torchgraft.fx.mark import fallback
 from torchgraft.inputs import Input
 from torchgraft.op.check import check
+from torchgraft.op.declare import load_prototypes
 from torchgraft.op.define import Op, op
 from torchgraft.op.samples import Make
+from torchgraft.passes import fusions
+from torchgraft.passes.pattern.define import pattern
+from torchgraft.passes.pattern.explain import explain_match
+from torchgraft.passes.pattern.rewrite import Match
 from torchgraft.passes.registry import Registry
 from torchgraft.passes.spec import fx_pass
 from torchgraft.plan import Plan
@@ -29,7 +34,9 @@ __all__ = [
     "Graph",
     "Input",
     "Make",
+    "Match",
     "Net",
+    "NoMatch",
     "Op",
     "Plan",
     "Registry",
@@ -41,9 +48,13 @@ __all__ = [
     "compile",
     "converter",
     "converters_for",
+    "explain_match",
     "fallback",
+    "fusions",
     "fx_pass",
+    "load_prototypes",
     "op",
+    "pattern",
     "reports",
     "verify",
 ]

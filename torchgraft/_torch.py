@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -43,6 +44,11 @@ def flatten_with_paths(tree: Any) -> list[tuple[str, Any]]:
     return [(pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0]]
 
 
+def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
+    """The same tree with `fn` applied to each leaf."""
+    return pytree.tree_map(fn, tree)
+
+
 def is_row(tree: TreeSpec, count: int) -> bool:
     """Whether `(args, kwargs)` is `count` plain positional arguments and no keywords."""
     args, kwargs = tree.children()
@@ -72,16 +78,34 @@ def show_tree(tree: TreeSpec) -> str:
 def fake_mode_of(values: Iterable[Any]) -> Any:
     """The fake mode that the values (or the surrounding trace) belong to, else a new one."""
     from torch._guards import detect_fake_mode
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    return detect_fake_mode(list(values)) or FakeTensorMode(shape_env=ShapeEnv())
+    return detect_fake_mode(list(values)) or new_fake_mode()
 
 
 def fake_of(mode: Any, tensor: Tensor) -> Tensor:
     """A static fake twin of a real tensor."""
     fake: Tensor = mode.from_tensor(tensor, static_shapes=True)
     return fake
+
+
+def new_fake_mode() -> Any:
+    """A fake mode of its own, whatever is being traced around it."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def quiet_guards(mode: Any) -> contextlib.AbstractContextManager[None]:
+    """Assume nothing of symbolic sizes that outlasts the block."""
+    env = mode.shape_env
+    return contextlib.nullcontext() if env is None else env.suppress_guards()
+
+
+def is_fake(value: Any) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(value, FakeTensor)
 
 
 @contextlib.contextmanager
@@ -153,8 +177,11 @@ def symbol_range(mode: Any, symbol: Any) -> tuple[int, int | None]:
     bounds = mode.shape_env.var_to_range.get(symbol)
     if bounds is None:
         return 0, None
-    finite = bounds.upper.is_Integer if hasattr(bounds.upper, "is_Integer") else False
-    return int(bounds.lower), int(bounds.upper) if finite else None
+    low, high = (
+        int(end) if getattr(end, "is_Integer", False) else None
+        for end in (bounds.lower, bounds.upper)
+    )
+    return low or 0, high
 
 
 def may_be(mode: Any, size: Any, value: int) -> bool:
@@ -217,6 +244,34 @@ def retrace(
     mode = fake_mode_of(inputs)
     with faking(mode):
         return make_fx(fn, decomposition_table=dict(table))(*inputs)
+
+
+def trace(
+    fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    mode: Any,
+    table: Mapping[Any, Callable[..., Any]],
+) -> GraphModule:
+    """`retrace` of code that somebody wrote: writes in place become new values, and composite
+    operators are taken apart as AOTAutograd does it."""
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with faking(mode), enable_python_dispatcher(), _silent("torch._subclasses.fake_tensor"):
+        functional = dispatch_functionalize(fn, FunctionalTensorMode())
+        return make_fx(functional, decomposition_table=dict(table))(*inputs)
+
+
+@contextlib.contextmanager
+def _silent(logger: str) -> Iterator[None]:
+    """Keep a logger from telling of an exception that the caller handles."""
+    log = logging.getLogger(logger)
+    log.disabled, was = True, log.disabled
+    try:
+        yield
+    finally:
+        log.disabled = was
 
 
 def is_op(target: Any) -> bool:
@@ -531,3 +586,23 @@ def name_in_script(value: Any, name: str | None) -> None:
         _builtins._get_builtin_table().pop(id(value), None)  # type: ignore[no-untyped-call]
     else:
         _builtins._register_builtin(value, name)
+
+
+def below_select() -> Any:
+    """What a BackendSelect kernel masks its keys with, to run the next kernel."""
+    return torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+
+def parse_ir(text: str) -> Any:
+    """The graph of TorchScript IR text; `RuntimeError` quotes the place where it is wrong."""
+    return torch._C.parse_ir(text)
+
+
+def schemas_of(kind: str) -> list[str]:
+    """The overloads of an operator such as `aten::mul`."""
+    return [str(schema) for schema in torch._C._jit_get_schemas_for_operator(kind)]
+
+
+def operator_names() -> set[str]:
+    """Every operator's name, without overloads."""
+    return {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}

@@ -11,6 +11,7 @@ from torchgraft.errors import BadValue, UnknownName
 
 if TYPE_CHECKING:
     from torchgraft.convert.define import Converter
+    from torchgraft.passes.pattern.define import Pattern
     from torchgraft.passes.registry import Registry
 
 VERIFY = ("off", "each", "end", "pin")
@@ -39,8 +40,10 @@ class Config:
     """Passes `fn(gm, example_inputs, config)` or `@graft.fx_pass`, before the built-in ones."""
     post_passes: tuple[Callable[..., Any], ...] = ()
     """The same, after the built-in ones."""
+    patterns: tuple[Pattern, ...] = ()
+    """Patterns for this compile, after the registered ones."""
     registry: Registry | None = None
-    """Where registered passes are looked up; None: the registry of the surrounding scope."""
+    """Where passes and patterns are looked up; None: the registry of the surrounding scope."""
     converters: tuple[Converter, ...] = ()
     """`@graft.converter(..., register=False)`; they go before the registered ones, later first."""
     torch_executed_ops: tuple[Any, ...] = ()
@@ -87,6 +90,9 @@ class Config:
         for one in self.converters:
             if not hasattr(one, "ops"):
                 raise BadValue("Config.converters", one, "what @graft.converter makes")
+        if not isinstance(self.patterns, (list, tuple)):
+            raise BadValue("Config.patterns", self.patterns, "a list of patterns")
+        object.__setattr__(self, "patterns", tuple(self.patterns))
         if not isinstance(self.inductor, Mapping):
             raise BadValue("Config.inductor", self.inductor, "a mapping of Inductor options")
         object.__setattr__(self, "inductor", MappingProxyType(_known(self.inductor)))

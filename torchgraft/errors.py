@@ -299,6 +299,81 @@ class NotRegistered(GraftError):
         )
 
 
+class BadFile(GraftError):
+    """A file that declares operators holds entries that cannot be read."""
+
+    def __init__(self, path: str, problems: Iterable[str], anyway: str) -> None:
+        self.path, self.problems = path, tuple(problems)
+        shown = [f"  {problem}" for problem in self.problems[:20]]
+        if len(self.problems) > len(shown):
+            shown.append(f"  and {len(self.problems) - len(shown)} more")
+        entries = "1 entry" if len(self.problems) == 1 else f"{len(self.problems)} entries"
+        lines = "\n".join(shown)
+        super().__init__(
+            f"{path}: {entries} cannot be read, so nothing was registered.\n{lines}\n"
+            f"Mend them, or register the others with {anyway}."
+        )
+
+
+class Clash(GraftError):
+    """One op is declared twice, differently."""
+
+    def __init__(self, op: str, first: tuple[str, str], second: tuple[str, str]) -> None:
+        self.op, self.first, self.second = op, first, second
+        said = [
+            "\n".join([f"  {where}:", *(f"    {line}" for line in text.splitlines())])
+            for where, text in (first, second)
+        ]
+        super().__init__(
+            f"{op} is declared twice, and differently:\n{said[0]}\n{said[1]}\n"
+            f"Nothing was registered from the second. Make them equal, or rename one."
+        )
+
+
+class NoKernel(GraftError):
+    """An op was run on a device that it has no kernel for."""
+
+    def __init__(
+        self, op: str, where: str, device: str, has: Iterable[str], arguments: str
+    ) -> None:
+        self.op, self.where, self.device, self.has = op, where, device, tuple(has)
+        others = f"; it has one for {', '.join(self.has)}" if self.has else ""
+        name = op.rpartition("::")[2]
+        space = op.partition("::")[0]
+        super().__init__(
+            f"{op} ({where}) has no kernel for {device}{others}.\n"
+            f"Write one in Python:\n"
+            f"  @graft.op({op!r})\n"
+            f"  def {name}({arguments}): ...\n"
+            f"or in C++: TORCH_LIBRARY_IMPL({space}, {device.upper()}, m) "
+            f'{{ m.impl("{name}", &kernel); }}'
+        )
+
+
+class NoShapes(GraftError):
+    """An op was traced and nothing says which shapes it returns."""
+
+    def __init__(self, op: str, where: str, arguments: str) -> None:
+        self.op, self.where = op, where
+        super().__init__(
+            f"{op} ({where}) cannot be traced: nothing says which shapes it returns.\n"
+            f"Declare it with @graft.op({op!r}) and a body, or give the shapes alone:\n"
+            f"  @torch.library.register_fake({op!r})\n"
+            f"  def _({arguments}): return torch.empty_like(...)"
+        )
+
+
+class BadCall(GraftError):
+    """A kernel was called with a wrong number of arguments."""
+
+    def __init__(self, op: str, where: str, count: int, names: Iterable[str]) -> None:
+        self.op, self.where, self.count, self.names = op, where, count, tuple(names)
+        super().__init__(
+            f"{op} ({where}) was called with {count} arguments.\n"
+            f"Pass {', '.join(self.names)}, in this order; the outputs may be left out."
+        )
+
+
 class MissingPackage(GraftError):
     """A feature needs a package that is not installed."""
 
@@ -372,3 +447,60 @@ class CheckFailed(GraftError):
     def __init__(self, table: str, misses: Iterable[str]) -> None:
         self.misses = tuple(misses)
         super().__init__(table)
+
+
+class BadPattern(GraftError):
+    """A pattern that could never match, or whose text cannot be read."""
+
+    def __init__(self, name: str, why: str, fix: str, line: int = 0, column: int = 0) -> None:
+        self.name, self.why, self.fix = name, why, fix
+        self.line, self.column = line, column
+        at = f", line {line}, column {column}" if line else ""
+        super().__init__(f"pattern {name!r}{at}: {why}\n{fix}")
+
+
+class BadReplacement(GraftError):
+    """A pattern's replacement gives other values than the ones it replaces, by count or type."""
+
+    def __init__(self, name: str, which: str, want: str, got: str, where: str, fix: str) -> None:
+        self.name, self.which, self.want, self.got, self.where = name, which, want, got, where
+        super().__init__(f"pattern {name!r} at {where}: {which} must be {want}, got {got}.\n{fix}")
+
+
+class NoMatch(GraftError):
+    """Raised by a replacement to refuse a match; the report has the reason.
+
+    `node` is the graph's node to blame, if there is one: `m.node("clamp")`.
+    """
+
+    def __init__(self, reason: str, node: object = None) -> None:
+        self.reason, self.node = reason, node
+        super().__init__(reason)
+
+
+class PatternChanged(GraftError):
+    """`pattern.check()`: the replacement gives another result than the pattern."""
+
+    def __init__(
+        self, name: str, why: str, inputs: dict[str, object], shown: Iterable[str]
+    ) -> None:
+        self.name, self.why, self.inputs = name, why, inputs
+        lines = "\n".join(f"  {line}" for line in shown)
+        super().__init__(
+            f"pattern {name!r}: the replacement gives another result than the pattern: {why}\n"
+            f"{lines}\n"
+            f"`error.inputs` holds these values; mend the replacement, or refuse such inputs with "
+            f"graft.NoMatch."
+        )
+
+
+class NeverFired(GraftError):
+    """`pattern.check()` drew inputs and the replacement refused all of them."""
+
+    def __init__(self, name: str, reasons: Iterable[str]) -> None:
+        self.name, self.reasons = name, tuple(reasons)
+        lines = "\n  ".join(self.reasons[:4]) or "no inputs could be drawn"
+        super().__init__(
+            f"pattern {name!r}: nothing was checked, every drawn input was refused:\n  {lines}\n"
+            f"Say which values to use: pattern.check(lo=-128, hi=127, x=torch.randn(2, 3))."
+        )

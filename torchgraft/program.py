@@ -79,6 +79,7 @@ def _build(gm: GraphModule, config: Config, role: Role, name: str) -> Program:
 
 def _say(report: Report, config: Config) -> None:
     """Raise or warn where less was compiled than was asked for."""
+    report.notes[:] = dict.fromkeys(report.notes)  # a program that is linked again notes again
     if config.require_full_compilation and report.fallbacks:
         raise NotCompiled(report.name, map(_culprit, report.fallbacks))
     if report.nodes and not report.compiled and config.mode != "eager":

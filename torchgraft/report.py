@@ -14,7 +14,10 @@ RECENT = 64
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One pass: what it cost and how many nodes it added, removed and changed."""
+    """One pass or pattern: what it cost and how many nodes it added, removed and changed.
+
+    A pattern also has its hits (the lines of what it matched) and its nearest miss, as text.
+    """
 
     name: str
     stage: str
@@ -23,6 +26,8 @@ class Step:
     removed: int
     changed: int
     nodes: int
+    hits: tuple[str, ...] | None = None
+    miss: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +108,11 @@ class Report:
         """The share of nodes that were compiled; 0 when nothing was."""
         return len(self.compiled) / len(self.nodes) if self.nodes else 0.0
 
+    @property
+    def matches(self) -> dict[str, int]:
+        """How often each pattern matched, by name; every pattern that was tried is here."""
+        return {step.name: len(step.hits) for step in self.steps if step.hits is not None}
+
     def __str__(self) -> str:
         lines = [
             f"{self.name} ({self.front_end}, mode {self.mode}, {self.device}): "
@@ -117,17 +127,30 @@ class Report:
                     f"  {step.stage} pass {step.name}: +{step.added} -{step.removed} "
                     f"~{step.changed} -> {step.nodes} nodes"
                 )
+        lines += [f"  {_found(step)}" for step in self.steps if step.hits is not None]
         reasons = collections.Counter(
             (node.op, node.kind, node.reason) for node in self.nodes if node.runs != "generated"
         )
         for (op, kind, reason), count in reasons.most_common():
-            lines.append(f"  {count} x {op}: {kind}: {reason}")
+            why = reason if reason.startswith(kind) else f"{kind}: {reason}"
+            lines.append(f"  {count} x {op}: {why}")
         asked = collections.Counter((c.op, c.converter, c.reason) for c in self.conversions)
-        for (op, name, why), count in asked.most_common():
-            said = "converted" if why is None else f"declined: {why}"
+        for (op, name, declined), count in asked.most_common():
+            said = "converted" if declined is None else f"declined: {declined}"
             lines.append(f"  {count} x {op}: {said} by {name}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def _found(step: Step) -> str:
+    hits = collections.Counter(step.hits)
+    if not hits:
+        return f"pattern {step.name}: no match" + (f"; nearest: {step.miss}" if step.miss else "")
+    places = [line if count == 1 else f"{count} x {line}" for line, count in hits.items()]
+    more = f" and {len(places) - 4} more lines" if len(places) > 4 else ""
+    matches = f"{hits.total()} match{'es' * (hits.total() != 1)}"
+    nearest = f"; nearest miss: {step.miss}" if step.miss else ""
+    return f"pattern {step.name}: {matches} at {', '.join(places[:4])}{more}{nearest}"
 
 
 _LOCK = threading.Lock()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import torchgraft as graft
 from torchgraft import errors
+from torchgraft.config import FIELDS
 
 X = torch.ones(2, 8)
 
@@ -79,8 +80,9 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
     "option": (
         lambda: graft.compile(Mlp(), (X,), frezee=True),
         errors.UnknownName,
-        "Config: unknown option 'frezee'. Did you mean 'freeze'? Known: 'freeze', 'inductor', "
-        "'mode', 'post_passes', 'pre_passes', 'registry'.",
+        "Config: unknown option 'frezee'. Did you mean 'freeze'? Known: "
+        + ", ".join(repr(name) for name in sorted(FIELDS))
+        + ".",
     ),
     "field": (
         lambda: graft.Config(freeze="yes"),

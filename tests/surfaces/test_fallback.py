@@ -258,3 +258,28 @@ def test_converters_and_passes_reach_into_branches() -> None:
     compiled = graft.compile(Branches(), args, verify="each")
     assert "aten.cos.default" not in {node.op for node in compiled.report.nodes}
     torch.testing.assert_close(compiled(*args), Branches()(*args))
+
+
+def test_a_refusal_is_the_reason_where_the_generator_refuses_too() -> None:
+    @graft.converter(torch.ops.aten.abs.default)
+    def magnitude(net: graft.Net, x: graft.Value) -> Any:
+        raise graft.Declined("no square root here")
+
+    x = torch.randn(4, dtype=torch.complex64)
+    compiled = graft.compile(lambda x: x.abs() + 1, (x,))
+    assert kinds(compiled.report) == {"abs": "declined", "add": "generated"}
+    [node] = compiled.report.fallbacks
+    assert node.reason == "complex numbers; magnitude: no square root here"
+
+
+def test_a_block_is_left_to_torch_in_training_too() -> None:
+    def fn(x: Tensor) -> Tensor:
+        with graft.fallback():
+            y = x.sin()
+        return (y * 2).sum()
+
+    x = torch.randn(4, requires_grad=True)
+    torch.compile(fn, backend="torchgraft")(x).backward()
+    forward = [r for r in graft.reports() if r.name.endswith("forward")][-1]
+    assert kinds(forward)["sin"] == "forced block"
+    torch.testing.assert_close(x.grad, 2 * x.detach().cos())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pathlib
 import runpy
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 import torchgraft as graft
@@ -185,6 +187,63 @@ def test_a_compiled_program_writes_through_an_operator(backend: str) -> None:
     torch.testing.assert_close(x, torch.full((3,), 2.0))
 
 
+def test_autocast_leaves_the_types_alone() -> None:
+    @graft.op("s::matmul")
+    def matmul(x: Tensor, y: Tensor) -> Tensor:
+        return x @ y
+
+    x = torch.randn(3, 3, requires_grad=True)
+    compiled = torch.compile(matmul, backend="aot_eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (x @ x).dtype == torch.bfloat16
+        assert matmul(x, x).dtype == compiled(x, x).dtype == torch.float32
+        matmul(x, x).sum().backward()
+    assert x.grad is not None
+
+
+def test_checkpointing_and_complex_numbers() -> None:
+    @graft.op("s::twice")
+    def twice(x: Tensor) -> Tensor:
+        return x * x.conj() * 2
+
+    x = torch.randn(3, dtype=torch.complex128, requires_grad=True)
+    assert torch.autograd.gradcheck(twice, (x,))
+    y = torch.randn(3, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(twice, y, use_reentrant=False).sum().backward()
+    torch.testing.assert_close(y.grad, 4 * y.detach())
+
+
+def test_no_tensors_but_a_device() -> None:
+    @graft.op("s::ones")
+    def ones(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.ones(n, dtype=dtype, device=device)
+
+    graft.check(ones).assert_ok()
+
+
+@pytest.mark.slow
+def test_a_write_in_cpp_called_first_by_many_threads() -> None:
+    op = writing()
+    op.kernel("cpu", cpp="void axpy_(at::Tensor x, const at::Tensor& y, double a) {x.add_(y, a);}")
+    results: list[Tensor] = []
+
+    def work() -> None:
+        x = torch.zeros(3)
+        op(x, torch.ones(3), 2.0)
+        results.append(x)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert [x.tolist() for x in results] == [[2.0] * 3] * 4
+    x = torch.zeros(3)
+    version = x._version
+    op(x, torch.ones(3))
+    assert x._version > version
+    with torch.inference_mode():
+        op(x.clone(), torch.ones(3))
+
+
 SCALE_ADD: Any = None  # scripted code names what is in its module
 
 
@@ -238,6 +297,55 @@ def test_inside_graft_compile_it_is_launched_as_itself() -> None:
     torch.testing.assert_close(compiled(x, y), ((x + 1).sin() + 2 * y).relu())
     [node] = [node for node in compiled.report.nodes if node.op == "s.scale_add.default"]
     assert node.runs == "kernel"
+    assert f"launched as itself: cpu python kernel at {__file__}:" in node.reason
+
+
+def test_a_choice_by_size_does_not_fix_the_size() -> None:
+    op = plain()
+    op.kernel("cpu", when=lambda x, y, alpha=1.0: x.shape[0] > 4)(
+        lambda x, y, alpha=1.0: torch.zeros_like(x)
+    )
+    rows = graft.Input(min_shape=(2, 4), max_shape=(8, 4))
+    compiled = graft.compile(lambda x, y: op(x, y), (rows, rows))
+    assert compiled.report.nodes[0].reason.endswith("itself: its kernel is chosen at each call")
+    small, large = torch.ones(2, 4), torch.ones(8, 4)
+    assert compiled(small, small).sum() > 0
+    assert compiled(large, large).sum() == 0
+
+
+CUDA_SOURCE = """
+#include <ATen/cuda/CUDAContext.h>
+
+__global__ void add(const float* x, const float* y, float* out, float alpha, int64_t count) {
+  const int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;
+  if (i < count) out[i] = sinf(x[i]) + alpha * y[i];
+}
+
+at::Tensor scale_add(const at::Tensor& x, const at::Tensor& y, double alpha) {
+  at::Tensor out = at::empty_like(x);
+  const int64_t count = x.numel();
+  if (count > 0)
+    add<<<(count + 255) / 256, 256, 0, at::cuda::getCurrentCUDAStream()>>>(
+        x.const_data_ptr<float>(), y.const_data_ptr<float>(), out.mutable_data_ptr<float>(),
+        alpha, count);
+  return out;
+}
+"""
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_a_cuda_source() -> None:
+    op = plain()
+
+    def fits(x: Tensor, y: Tensor, alpha: float = 1.0) -> bool:
+        dense = x.is_contiguous() and y.is_contiguous() and x.shape == y.shape
+        return dense and x.dtype == y.dtype == torch.float32
+
+    op.kernel("cuda", cuda=CUDA_SOURCE, when=fits)
+    x = torch.randn(1000, device="cuda")
+    assert "cuda CUDA kernel" in op.chosen(x, x)
+    graft.check(op, devices=["cuda"]).assert_ok()
 
 
 # --- The examples ---

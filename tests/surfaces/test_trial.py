@@ -244,3 +244,21 @@ def test_code_is_generated_for_random_operators() -> None:
     assert torch.equal(compiled(x), first)
     assert not torch.equal(compiled(x), first)
     assert set(first.floor().tolist()) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("default", marks=pytest.mark.slow)])
+def test_checked_factorisations_are_compiled_with_their_check(mode: str) -> None:
+    compiled = graft.compile(lambda x: torch.linalg.inv(x) + 1, (torch.eye(3),), mode=mode)
+    torch.testing.assert_close(compiled(4 * torch.eye(3)), torch.eye(3) / 4 + 1)
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        compiled(torch.zeros(3, 3))
+
+
+def test_a_number_read_from_a_tensor() -> None:
+    compiled = graft.compile(lambda x: x * x.sum().item(), (torch.ones(3),), mode="eager")
+    assert compiled(2 * torch.ones(3)).tolist() == [12.0] * 3
+
+
+def test_an_input_that_changes_its_shape_in_place_is_refused() -> None:
+    with pytest.raises(CannotCapture, match="input 'x' changes its shape in place(.|\n)*trial"):
+        graft.compile(lambda x: x.t_().add_(1), (torch.ones(2, 3),), mode="eager")

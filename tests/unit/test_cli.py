@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -105,3 +106,37 @@ def test_a_compiler_that_fails_is_broken_and_none_is_not(monkeypatch: pytest.Mon
     monkeypatch.setattr("torchgraft.codegen.inductor._compiler", lambda: None)
     check = doctor._program("default", "cpu")
     assert (check.state, check.advice) == (MISSING, "no C++ compiler on this machine")
+
+
+# --- codegen ---
+
+ENTRY = "REG_OP(CliAdd).INPUT(x, DT_INT8).OUTPUT(y, DT_INT8).OP_END_FACTORY_REG(CliAdd)\n"
+GRAPH = "REG_OP(CliIf).GRAPH(body).OP_END_FACTORY_REG(CliIf)\n"
+BROKEN_ENTRY = "REG_OP(CliBad).INPUTT(x).OP_END_FACTORY_REG(CliBad)\n"
+
+
+def test_codegen_writes_a_module_and_says_what_it_skipped(tmp_path: pathlib.Path) -> None:
+    header, module = tmp_path / "ops.h", tmp_path / "generated.py"
+    header.write_text(ENTRY + GRAPH)
+    result = run("codegen", str(header), "-o", str(module))
+    assert result.exit_code == 0
+    assert f"skipped {header}:2: CliIf: found .GRAPH(body)" in result.stderr
+    assert result.stderr.endswith(f"{module}: 1 builders, 1 entries skipped\n")
+    first = module.read_bytes()
+    assert b"def CliAdd(" in first
+    run("codegen", str(header), "-o", str(module))
+    assert module.read_bytes() == first == run("codegen", str(header)).stdout.encode()
+
+
+def test_codegen_writes_nothing_for_a_malformed_header(tmp_path: pathlib.Path) -> None:
+    header, module = tmp_path / "ops.h", tmp_path / "generated.py"
+    header.write_text(ENTRY + BROKEN_ENTRY)
+    result = run("codegen", str(header), "-o", str(module))
+    assert result.exit_code == 1
+    assert f"{header}:2: CliBad: found .INPUTT" in result.stderr
+    assert "--keep-going" in result.stderr
+    assert not module.exists()
+    result = run("codegen", str(header), "-o", str(module), "--keep-going")
+    assert result.exit_code == 0
+    assert b"CliAdd" in module.read_bytes()
+    assert run("codegen", str(tmp_path / "none.h")).exit_code == 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import pathlib
+import pickle
 import re
 import subprocess
 import sys
@@ -147,6 +149,23 @@ def test_operators_of_a_scope_go_with_it() -> None:
         assert not hasattr(torch.ops.t, "scale_add")
         with pytest.raises(errors.BadOp, match="it was removed"):
             op(torch.ones(1), torch.ones(1))
+
+
+def test_a_copy_of_an_operator_is_the_operator() -> None:
+    op = declare()
+    assert copy.deepcopy(op) is op
+    assert pickle.loads(pickle.dumps(op)) is op
+
+
+def test_a_view_of_a_parameter_is_copied() -> None:
+    @graft.op("t::first")
+    def first(x: Tensor) -> Tensor:
+        return x[0]
+
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    with torch.no_grad():
+        first(weight).zero_()
+    assert weight.sum().item() == 4
 
 
 def test_operators_may_be_declared_by_many_threads() -> None:

@@ -154,7 +154,7 @@ def test_a_registry_is_a_scope_and_can_be_handed_over() -> None:
     assert names(graft.Config()) == []
     inner.unregister("inside")
     assert len(inner) == 0
-    with pytest.raises(UnknownName, match="unknown pass 'inside'"):
+    with pytest.raises(UnknownName, match="unknown pass or pattern 'inside'"):
         inner.unregister("inside")
 
 

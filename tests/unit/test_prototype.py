@@ -19,9 +19,12 @@ from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchgraft.errors import BadPrototype, NotRegistered, WrongDtype
-from torchgraft.op.build import ATTR_TYPES, DTYPES, GROUPS, build, check_dtypes, dtype_name
+from torchgraft.op.build import build
 from torchgraft.op.builders import generate, render
-from torchgraft.op.prototype import Attr, Parsed, Port, Prototype, read_header, read_msopgen
+from torchgraft.op.dtypes import DTYPES, GROUPS, check_dtypes, dtype_name
+from torchgraft.op.header import read_header
+from torchgraft.op.msopgen import read_msopgen
+from torchgraft.op.prototype import ATTR_TYPES, Attr, Parsed, Port, Prototype
 
 pytest.importorskip("tree_sitter_cpp")
 

@@ -280,6 +280,30 @@ def test_the_script_stands_alone(tmp_path: pathlib.Path) -> None:
     assert "torchgraft" not in pathlib.Path(str(script)).read_text().split("import", 1)[1]
 
 
+def test_the_message_says_who_where_how_much_and_how_to_see_it(tmp_path: pathlib.Path) -> None:
+    class Small(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    @graft.fx_pass(register=False)
+    def triple(graph: graft.Graph) -> None:
+        graph.one(aten.mul.Tensor).args = (graph.inputs[0], 3)
+
+    with pytest.raises(errors.ResultChanged) as info:
+        graft.compile(
+            Small(), (torch.ones(2),), verify="each", verify_dir=str(tmp_path), pre_passes=[triple]
+        )
+    line = Small.forward.__code__.co_firstlineno + 1
+    assert str(info.value) == (
+        f"pass 'triple' ({triple.where}) changed the result: node 'mul' (aten.mul.Tensor)\n"
+        f"  at {__file__}:{line}\n"
+        f"  output 0: 2 of 2 numbers differ, the worst by 1 at [0] (2 became 3; 1.53e-05 is "
+        f"rounding)\n"
+        f"Reproduce it with: python {tmp_path / 'pass_triple.py'}\n"
+        f"Mend it, or go on without it: verify='pin' does."
+    )
+
+
 def test_pin_undoes_the_rewrite_and_goes_on() -> None:
     target, change = PASSES["another operator"]
     graft.converter(aten.sub.Tensor, name="bad")(

@@ -8,7 +8,11 @@ import click
 import torch
 
 import torchgraft
+from torchgraft.cli.codegen import codegen
 from torchgraft.cli.doctor import doctor
+from torchgraft.cli.new import new
+from torchgraft.cli.plugin import op_plugin
+from torchgraft.errors import GraftError
 
 
 class Suggesting(click.Group):
@@ -25,6 +29,13 @@ class Suggesting(click.Group):
             ctx.fail(f"unknown command {name!r}.{hint} Known: {', '.join(known)}.")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; a mistake that torchgraft knows is a message and exit code 1."""
+        try:
+            return super().invoke(ctx)
+        except GraftError as error:
+            raise click.ClickException(str(error)) from error
+
 
 @click.group(cls=Suggesting, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(
@@ -34,4 +45,5 @@ def main() -> None:
     """Graft your own operators, converters, graph rewrites and streams onto PyTorch."""
 
 
-main.add_command(doctor)
+for command in (codegen, doctor, new, op_plugin):
+    main.add_command(command)

@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from torchgraft import _torch
 from torchgraft.fx import meta
 from torchgraft.fx.dialect import is_random
+from torchgraft.op.define import explain_choice
 
 aten = torch.ops.aten
 
@@ -51,12 +52,19 @@ def place(node: Node) -> Place:
         )
     namespace = getattr(target, "namespace", "aten")
     if _torch.is_op(target) and namespace not in _TORCH:
-        return Place(KERNEL, "a custom operator, launched as itself", _CUSTOM)
+        return Place(KERNEL, "a custom operator, launched as itself" + _chosen(node), _CUSTOM)
     values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
     for value in _leaves(values):
         if (reason := _refused(value)) is not None:
             return Place(ATEN, reason, _UNSUPPORTED)
     return Place(GENERATED)
+
+
+def _chosen(node: Node) -> str:
+    """`: ` and the kernel that a call of a declared operator gets, where that is known."""
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    choice = explain_choice(node.target, args, dict(kwargs))
+    return f": {choice}" if choice else ""
 
 
 def _leaves(values: list[Any]) -> list[Any]:

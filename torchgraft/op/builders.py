@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchgraft.errors import BadPrototype
-from torchgraft.op.build import argument, order_dtypes
-from torchgraft.op.prototype import Attr, Dtypes, Port, Prototype
+from torchgraft.op.dtypes import order_dtypes
+from torchgraft.op.prototype import Attr, Dtypes, Port, Prototype, argument
 
 _HINTS = {
     "Int": "int",
@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from torchgraft.op.build import build as _build
-from torchgraft.op.build import dtype_name as _dtype
+from torchgraft.op.dtypes import dtype_name as _dtype
 
 _inf, _nan = float("inf"), float("nan")'''
 

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from torchgraft import _torch
-from torchgraft.errors import BadOp, BadValue
+from torchgraft.errors import BadOp, BadValue, NotRegistered
 from torchgraft.op import grad
 from torchgraft.op import schema as schemas
 from torchgraft.op.cpp import Opened, open_kernel
+from torchgraft.op.declare import OWNERS
 from torchgraft.op.kernel import (
     Kernel,
     choose,
@@ -44,6 +45,7 @@ class Op:
     def __init__(self, spec: str, reference: Function, mutates: Sequence[str] = ()) -> None:
         functools.update_wrapper(self, reference)
         self.reference = reference
+        self.__code__ = getattr(reference, "__code__", None)  # torch.export asks where it is from
         self.where = schemas.where(reference)
         text = schemas.schema_text(spec, reference, mutates)
         self.name = text.partition("(")[0].strip()
@@ -60,8 +62,10 @@ class Op:
         registry.current().keep(self)
 
     def _declare(self, text: str) -> None:
-        base = self.name.split("::")[1]
-        if find(self.name) is not None:
+        space, base = self.name.split("::")
+        owner = OWNERS.get(space)
+        adopted = owner is not None and owner.adopt(base, text, self.where)
+        if find(self.name) is not None and not adopted:
             known = {op.name: op for op in registry.current().ops}
             at = getattr(known.get(self.name), "where", "another library")
             raise BadOp(
@@ -72,14 +76,20 @@ class Op:
                 "operators back.",
             )
         library = self._library("")
-        library.define(text.partition("::")[2], tags=(torch.Tag.pt2_compliant_tag,))
+        if not adopted:
+            library.define(text.partition("::")[2], tags=(torch.Tag.pt2_compliant_tag,))
         self.overload: Any = find(self.name)
         self.parsed = self.overload._schema
         self.schema = str(self.parsed)
         self._call: Function = self.overload
-        library.impl(base, self._fallback(), "CompositeExplicitAutograd")
+        if owner is not None and adopted:  # a prototype has defined it, and waits for its body
+            owner.bodies[base] = self._fallback()
+        else:
+            library.impl(base, self._fallback(), "CompositeExplicitAutograd")
         library.impl(base, grad.autograd_kernel(self), "Autograd")
         library.impl(base, self.reference, "FuncTorchBatched")
+        for key in ("AutocastCPU", "AutocastCUDA"):
+            library.impl(base, self._without_autocast, key)
         self._install_fake(fresh(self.reference))
         _torch.name_in_script(self, self.name.partition(".")[0])
 
@@ -105,6 +115,11 @@ class Op:
 
         return fallback
 
+    def _without_autocast(self, *args: Any, **kwargs: Any) -> Any:
+        """The operator in the types that it is given, as compiled programs call it."""
+        with _torch.no_autocast():
+            return self.overload(*args, **kwargs)
+
     def _install_fake(self, fn: Function) -> None:
         torch.library.register_fake(self.name, fn, lib=self._library("fake"))
 
@@ -113,6 +128,15 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<graft.op {self.schema}>"
+
+    def __copy__(self) -> Op:
+        return self  # as torch has one operator of a name
+
+    def __deepcopy__(self, memo: Any) -> Op:
+        return self
+
+    def __reduce__(self) -> Any:
+        return named, (self.name,)
 
     # --- What an author adds ---
 
@@ -237,6 +261,8 @@ class Op:
         assert kernel.source is not None
         function = self.name.partition("::")[2].partition(".")[0]
         key = dispatch_key(kernel.device)
+        if name in self._opened:
+            self._opened.pop(name).close()
         opened = open_kernel(name, key, kernel.source, autograd=False, function=function)
         self._opened[name] = opened
         return find(name)
@@ -268,6 +294,9 @@ class Op:
         with _LOCK:
             self._call = self._gone
             _torch.name_in_script(self, None)
+            space, base = self.name.split("::")
+            if space in OWNERS:
+                OWNERS[space].bodies.pop(base, None)
             for opened in self._opened.values():
                 opened.close()
             self._opened.clear()
@@ -295,6 +324,28 @@ def find(name: str) -> Any:
     base, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, space), base, None)
     return getattr(packet, overload or "default", None)
+
+
+def named(name: str) -> Op:
+    """The operator declared by this name, in the current registry or in the default one."""
+    known: dict[str, Op] = {op.name: op for op in reversed(registry.visible_ops())}
+    if name not in known:
+        raise NotRegistered(name, [known_name.rpartition("::")[2] for known_name in known])
+    return known[name]
+
+
+def explain_choice(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+    """Which kernel a call gets, in words; empty for what was not declared here.
+
+    Where a size is not known yet, a `when=` is not asked: it would fix the size.
+    """
+    found = next((op for op in registry.visible_ops() if op.overload is overload), None)
+    if found is None or not found.kernels:
+        return ""
+    values = _torch.flatten([list(args), kwargs])[0]
+    if any(_torch.symbols_of(value) for value in values):
+        return "its kernel is chosen at each call"
+    return str(found.chosen(*args, **kwargs))
 
 
 def op(spec: str, *, mutates: Sequence[str] = ()) -> Callable[[Function], Op]:

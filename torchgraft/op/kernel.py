@@ -91,7 +91,7 @@ def fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
         result = fn(*args, **kwargs)
         if type(result) is Tensor:
             for value in args:
-                if type(value) is Tensor:
+                if isinstance(value, Tensor):
                     if is_alias(result, value):
                         return result.clone()
                 elif value.__class__ in _CONTAINERS:

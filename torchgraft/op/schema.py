@@ -23,6 +23,15 @@ def where(fn: Any) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(fn)
 
 
+def registered(name: str) -> Any:
+    """The schema of `ns::name` or `ns::name.overload`; None where nobody has defined it."""
+    space, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, space), base, None)
+    found = getattr(packet, overload or "default", None)
+    return None if found is None else found._schema
+
+
 def schema_text(spec: str, body: Function, mutates: Sequence[str]) -> str:
     """`ns::name(Tensor x) -> Tensor`, of a name and a typed body, or the text given as it is."""
     name, paren, _ = spec.partition("(")

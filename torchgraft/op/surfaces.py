@@ -45,6 +45,8 @@ class Probe:
             given = iter(tensors)
             return schemas.call(parsed, fn, [_refill(value, given) for value in values])
 
+        # Dynamo counts recompilations by code object; this one is a program of its own.
+        run.__code__ = run.__code__.replace(co_name=f"run_{id(run)}")
         return run
 
 
@@ -200,7 +202,6 @@ def _watched(values: Sequence[Any]) -> list[Any]:
 
 
 def compiled(probe: Probe) -> None:
-    torch.compiler.reset()
     run = probe.function(probe.op.overload, probe.values)
     _forward(probe, torch.compile(run, backend="aot_eager", fullgraph=True))
     try:
@@ -229,6 +230,8 @@ def exported(probe: Probe) -> None:
 def traced(probe: Probe) -> None:
     if not probe.op.parsed.returns:
         raise NotApplicable("it returns nothing, and a trace is of results")
+    if any(isinstance(value, torch.device) for value in probe.values):
+        raise NotApplicable("torch.jit.trace takes no device")
     run = probe.function(probe.op.overload, probe.values)
     trace: Any = torch.jit.trace
     _forward(probe, _through_file(trace(run, tuple(flat(clone(probe.values))), check_trace=False)))

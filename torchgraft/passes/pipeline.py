@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import itertools
 import time
 from collections.abc import Iterable, Sequence
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 from torch.fx import GraphModule
 
 from torchgraft.config import Config
-from torchgraft.errors import BadPass, GraftError, PassFailed, PassOrder, UnknownName
+from torchgraft.errors import BadPass, BadValue, GraftError, PassFailed, PassOrder, UnknownName
 from torchgraft.fx import meta
 from torchgraft.passes.builtin import BUILTIN, dead_code
-from torchgraft.passes.registry import current
+from torchgraft.passes.pattern.define import STAGE, Pattern
+from torchgraft.passes.pattern.rewrite import apply
+from torchgraft.passes.pattern.search import Index
+from torchgraft.passes.registry import Entry, current
 from torchgraft.passes.spec import STAGES, Pass, as_pass
 from torchgraft.report import Step
 
@@ -23,33 +27,48 @@ if TYPE_CHECKING:
     from torchgraft.verify.watch import Watch
 
 
-def passes_for(config: Config) -> list[Pass]:
-    """Every pass that a compile with this config runs, in order."""
+def passes_for(config: Config) -> list[Entry]:
+    """Every pass and pattern that a compile with this config runs, in order."""
     registry = config.registry if config.registry is not None else current()
+    for given in config.patterns:
+        if not isinstance(given, Pattern):
+            raise BadValue("Config.patterns", given, "patterns, as graft.pattern makes them")
     passes = [
         *BUILTIN,
         *(as_pass(fn, "pre") for fn in config.pre_passes),
         *registry,
+        *config.patterns,
         *(as_pass(fn, "post") for fn in config.post_passes),
     ]
     return ordered(_distinct(passes))
 
 
-def _distinct(passes: Iterable[Pass]) -> list[Pass]:
+def _distinct(passes: Iterable[Entry]) -> list[Entry]:
     """One pass a name: the same function given twice runs twice, as `fn` and `fn#2`."""
     counts: dict[str, int] = {}
-    result = []
+    result: list[Entry] = []
     for spec in passes:
         counts[spec.name] = count = counts.get(spec.name, 0) + 1
-        if count > 1 and spec.takes_graph:
+        if count == 1:
+            result.append(spec)
+            continue
+        if isinstance(spec, Pattern) or spec.takes_graph:
             raise BadPass(spec.name, "the name is used twice", "Give one of them another name=.")
-        name = spec.name if count == 1 else f"{spec.name}#{count}"
-        result.append(dataclasses.replace(spec, name=name))
+        result.append(dataclasses.replace(spec, name=f"{spec.name}#{count}"))
     return result
 
 
-def ordered(passes: Sequence[Pass]) -> list[Pass]:
-    """By stage, then by before/after names, then as given."""
+_CLEAN = {spec.name for spec in BUILTIN[:3]}
+_FOLD = {spec.name for spec in BUILTIN[3:]}
+_RANKS = {**{stage: rank for rank, stage in enumerate(STAGES)}, STAGE: STAGES.index("built-in")}
+
+
+def ordered(passes: Sequence[Entry]) -> list[Entry]:
+    """By stage, then by before/after names, then as given.
+
+    Patterns run among the built-in passes: on a clean graph, before weights are folded, so that
+    what they make of weights is folded, too.
+    """
     by_name = {spec.name: spec for spec in passes}
     edges: dict[str, set[str]] = {name: set() for name in by_name}
     for spec in passes:
@@ -61,12 +80,21 @@ def ordered(passes: Sequence[Pass]) -> list[Pass]:
             edges[later].add(spec.name)
     for earlier in passes:
         for spec in passes:
-            if STAGES.index(earlier.stage) < STAGES.index(spec.stage):
+            if _comes_first(earlier, spec):
                 edges[spec.name].add(earlier.name)
     for one, two in itertools.pairwise(BUILTIN):
         if one.name in by_name and two.name in by_name:
             edges[two.name].add(one.name)
     return [by_name[name] for name in _sorted(list(by_name), edges)]
+
+
+def _comes_first(one: Entry, two: Entry) -> bool:
+    """Whether their stages alone order them."""
+    if two.stage == STAGE and one.name in _CLEAN:
+        return True
+    if one.stage == STAGE and two.name in _FOLD:
+        return True
+    return _RANKS[one.stage] < _RANKS[two.stage]
 
 
 def _sorted(names: list[str], edges: dict[str, set[str]]) -> list[str]:
@@ -76,24 +104,36 @@ def _sorted(names: list[str], edges: dict[str, set[str]]) -> list[str]:
         sorter.prepare()
     except CycleError as error:
         raise PassOrder(reversed(error.args[1])) from None
+    rank = {name: i for i, name in enumerate(names)}
     result: list[str] = []
-    ready: list[str] = []
+    ready: list[int] = []
     while sorter.is_active():
-        ready.extend(sorter.get_ready())
-        ready.sort(key=names.index)
-        name = ready.pop(0)
-        result.append(name)
-        sorter.done(name)
+        for name in sorter.get_ready():
+            heapq.heappush(ready, rank[name])
+        result.append(names[heapq.heappop(ready)])
+        sorter.done(result[-1])
     return result
 
 
 def run(
     gm: GraphModule, example_inputs: Sequence[Any], config: Config, watch: Watch | None = None
 ) -> list[Step]:
-    """Run every pass on the graph, in place. After each one the graph is checked, its values are
-    brought up to date and dead nodes are gone; what a pass did is in its `Step`. With a `watch`
-    its results are compared, too."""
-    return [_run_one(spec, gm, example_inputs, config, watch) for spec in passes_for(config)]
+    """Run every pass and pattern on the graph, in place. After each one that changed it the graph
+    is checked, its values are brought up to date and dead nodes are gone; what it did is in its
+    `Step`. With a `watch` its results are compared, too."""
+    steps: list[Step] = []
+    index: Index | None = None  # of the graph as it is; lives from pattern to pattern
+    for spec in passes_for(config):
+        if watch is not None:
+            watch.before(gm)
+        if isinstance(spec, Pattern):
+            index = index or Index(gm)
+            steps.append(_run_pattern(spec, index, config, watch))
+            index = None if steps[-1].hits and spec.replacement is not None else index
+        else:
+            steps.append(_run_one(spec, gm, example_inputs, config, watch))
+            index = None
+    return steps
 
 
 def _run_one(
@@ -103,12 +143,8 @@ def _run_one(
     config: Config,
     watch: Watch | None,
 ) -> Step:
-    if watch is not None:
-        watch.before(gm)
-    before = meta.snapshot(gm.graph)
-    inputs = sum(node.op == "placeholder" for node in before)
+    before, start = meta.snapshot(gm.graph), time.perf_counter()
     outputs = len(meta.outputs_of(gm))
-    start = time.perf_counter()
     if spec.stage != "built-in":
         gm.recompile()  # so that gm.code and gm(...) show and run the graph as it is
     try:
@@ -117,11 +153,44 @@ def _run_one(
         raise
     except Exception as error:
         raise PassFailed(spec.name, spec.stage, spec.where, error) from error
+    return _finish(spec, gm, before, outputs, start, watch)
+
+
+def _run_pattern(spec: Pattern, index: Index, config: Config, watch: Watch | None) -> Step:
+    gm, start = index.gm, time.perf_counter()
+    before: meta.Snapshot = {}
+    outputs = len(meta.outputs_of(gm))
+    try:
+        outcome = apply(spec, index, config, lambda: before.update(meta.snapshot(gm.graph)))
+    except GraftError:
+        raise
+    except Exception as error:
+        raise PassFailed(spec.name, spec.stage, spec.where, error) from error
+    hits, miss = tuple(outcome.hits), str(outcome.miss or "")
+    if hits and spec.replacement is not None:
+        step = _finish(spec, gm, before, outputs, start, watch)
+    else:
+        took, count = time.perf_counter() - start, len(gm.graph.nodes)
+        step = Step(spec.name, spec.stage, took, added=0, removed=0, changed=0, nodes=count)
+    return dataclasses.replace(step, hits=hits, miss=miss)
+
+
+def _finish(
+    spec: Entry,
+    gm: GraphModule,
+    before: meta.Snapshot,
+    outputs: int,
+    start: float,
+    watch: Watch | None,
+) -> Step:
+    """Check the graph that a pass or a pattern left, clean it, and say what changed."""
+    inputs = sum(node.op == "placeholder" for node in before)
     meta.check(gm, spec.name, inputs, outputs)
     meta.refresh(gm, before, spec.name)
-    dead_code(gm, example_inputs, config)
+    dead_code(gm, (), Config())
     after = set(gm.graph.nodes)
-    if watch is not None and watch.after(gm, f"pass {spec.name!r} ({spec.where})") is not None:
+    kind = "pattern" if isinstance(spec, Pattern) else "pass"
+    if watch is not None and watch.after(gm, f"{kind} {spec.name!r} ({spec.where})") is not None:
         return Step(
             spec.name, spec.stage, time.perf_counter() - start, 0, 0, 0, len(gm.graph.nodes)
         )

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from torchgraft.errors import BadPass, UnknownName
+from torchgraft.passes.pattern.define import Pattern
 from torchgraft.passes.spec import Pass
 
 if TYPE_CHECKING:
@@ -45,9 +46,13 @@ class Removable(Protocol):
     def remove(self) -> None: ...
 
 
+Entry = Pass | Pattern
+"""What can be registered by name; it has `where` it was written, too."""
+
+
 class Registry:
-    """A set of passes, by name, and of converters. Thread-safe. As a context manager it is the
-    current scope.
+    """A set of passes and patterns, by name, and of converters and operators. Thread-safe. As a
+    context manager it is the current scope.
 
     A new Registry is empty: inside `with Registry():` nothing registered outside is seen, so a
     test that registers a pass cannot reach its neighbours. A scope holds for its own thread (and
@@ -65,31 +70,32 @@ class Registry:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._passes: dict[str, Pass] = {}
+        self._entries: dict[str, Entry] = {}
         self._ops: dict[str, Removable] = {}
         self._inside = 0
         self._scopes = threading.local()
-
         self.converters: Kept[Converter] = Kept(self._lock)
         """The converters registered here, in order."""
 
-    def register(self, spec: Pass) -> None:
-        """Add a pass; a name already taken raises."""
+    def register(self, spec: Entry) -> None:
+        """Add a pass or a pattern; a name already taken raises."""
         with self._lock:
-            if spec.name in self._passes:
+            if spec.name in self._entries:
                 raise BadPass(
                     spec.name,
-                    f"the name is taken by the one at {self._passes[spec.name].where}",
+                    f"the name is taken by the one at {self._entries[spec.name].where}",
                     "Choose another name=, or unregister that one first.",
                 )
-            self._passes[spec.name] = spec
+            self._entries[spec.name] = spec
 
     def unregister(self, name: str) -> None:
-        """Remove a pass by name."""
+        """Remove a pass or a pattern by name."""
         with self._lock:
-            if name not in self._passes:
-                raise UnknownName("pass", name, self._passes, where="Registry.unregister")
-            del self._passes[name]
+            if name not in self._entries:
+                raise UnknownName(
+                    "pass or pattern", name, self._entries, where="Registry.unregister"
+                )
+            del self._entries[name]
 
     def keep(self, op: Removable) -> None:
         """Hold an operator until the scope ends; the default registry holds it for good."""
@@ -102,12 +108,12 @@ class Registry:
         with self._lock:
             return tuple(self._ops.values())
 
-    def __iter__(self) -> Iterator[Pass]:
+    def __iter__(self) -> Iterator[Entry]:
         with self._lock:
-            return iter(list(self._passes.values()))
+            return iter(list(self._entries.values()))
 
     def __len__(self) -> int:
-        return len(self._passes)
+        return len(self._entries)
 
     def __enter__(self) -> Registry:
         tokens: list[Token[Registry]] = self._scopes.__dict__.setdefault("tokens", [])
@@ -134,6 +140,12 @@ class Registry:
 
 _DEFAULT = Registry()
 _CURRENT: ContextVar[Registry] = ContextVar("torchgraft_registry", default=_DEFAULT)
+
+
+def visible_ops() -> tuple[Any, ...]:
+    """The operators of the current registry, then those of the default one."""
+    here = current()
+    return here.ops if here is _DEFAULT else (*here.ops, *_DEFAULT.ops)
 
 
 def current() -> Registry:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +25,9 @@ from torchgraft.fx.script import branches, nodes
 from torchgraft.fx.script.branches import Branch
 from torchgraft.fx.script.graph import Value
 from torchgraft.fx.script.tree import Tree
-from torchgraft.fx.script.writer import Writer, is_name
+from torchgraft.fx.script.writer import Writer, is_name, pack
 
-__all__ = ["Branch", "Translated", "to_module"]
+__all__ = ["Branch", "Translated", "to_function", "to_module"]
 
 _serial = itertools.count()
 
@@ -68,6 +69,22 @@ def to_module(script: Any) -> Translated:
     source = _forward(writer, graph, inputs if function else inputs[1:])
     _load(source, writer)
     return Translated(tree.root, source, branches.find(graph, tree))
+
+
+def to_function(graph: Any) -> Callable[..., Any]:
+    """The function that a graph without a module computes, its arguments by position."""
+    writer = Writer(Tree(None))
+    given = []
+    for value in graph.inputs():
+        name = writer.name(value.debugName())
+        writer.names[value.unique()] = name
+        given.append(name)
+    if nodes.write(writer, graph):
+        writer.emit(f"return {pack([writer.ref(out) for out in graph.outputs()])}")
+    source = f"def forward({', '.join(['self', *given])}):\n" + "\n".join(writer.lines) + "\n"
+    _load(source, writer)
+    function: Callable[..., Any] = writer.tree.root.forward
+    return function
 
 
 def _forward(writer: Writer, graph: Any, inputs: list[tuple[Value, Any]]) -> str:

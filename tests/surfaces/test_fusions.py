@@ -1,0 +1,161 @@
+"""Each fusion fires on a realistic module, and on Hugging Face's, and the results agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchgraft as graft
+from bench.fusions import CASES
+from torchgraft.passes import fusions
+
+transformers = pytest.importorskip("transformers")
+
+
+def agree(got: Any, want: Any) -> None:
+    for one, two in zip(
+        got if isinstance(got, tuple) else (got,),
+        want if isinstance(want, tuple) else (want,),
+        strict=True,
+    ):
+        far = 1e-5 * max(1.0, two.abs().max().item())
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=far)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_fires_and_results_agree(name: str) -> None:
+    make, shapes = CASES[name]
+    model, args = make().eval(), tuple(torch.randn(shape) for shape in shapes)
+    run = graft.compile(model, args, mode="eager", patterns=[fusions.ALL[name]])
+    assert run.report.matches == {name: 1}
+    with torch.no_grad():
+        want = torch.softmax(*args, -1) if name == "softmax_dropout" else model(*args)
+        agree(run(*args), want)
+
+
+GELU = {"root": 0.7978845608028654, "cubic": 0.044715}
+GIVEN: dict[str, dict[str, Any]] = {
+    "gelu_tanh": GELU,
+    "gelu_fast": GELU,
+    "conv_bn": {"stride": [[1, 1]], "padding": [[1, 2]], "dilation": [[1, 1]]},
+}
+
+
+@pytest.mark.parametrize("name", [name for name in fusions.ALL if name != "softmax_dropout"])
+def test_it_passes_its_own_check(name: str) -> None:
+    given = {k: v[0] if name == "conv_bn" else v for k, v in GIVEN.get(name, {}).items()}
+    result = fusions.ALL[name].check(8, **given)
+    assert result.fired
+    assert result.worst <= 1
+
+
+# --- Hugging Face, random tiny configs ---
+
+
+class Hidden(nn.Module):
+    """A model's first output, from token ids alone."""
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__()
+        self.model, self.options = model, options
+
+    def forward(self, ids: Tensor) -> Tensor:
+        result: Tensor = self.model(ids, **self.options)[0]
+        return result
+
+
+def llama() -> nn.Module:
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=50,
+        attn_implementation="eager",
+    )
+    return Hidden(transformers.LlamaModel(config), use_cache=False)
+
+
+def gpt2() -> nn.Module:
+    config = transformers.GPT2Config(
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        vocab_size=50,
+        bos_token_id=0,
+        eos_token_id=0,
+        attn_implementation="eager",
+    )
+    return Hidden(transformers.GPT2Model(config), use_cache=False)
+
+
+def bert() -> nn.Module:
+    config = transformers.BertConfig(
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=96,
+        vocab_size=50,
+        attn_implementation="eager",
+    )
+    return Hidden(transformers.BertModel(config))
+
+
+MODELS = {
+    llama: {"residual_norm": 4, "rms_norm": 1, "rotary": 4, "attention": 2, "swiglu": 2, "qkv": 2},
+    gpt2: {"gelu_tanh": 2, "attention": 2},
+    bert: {"attention": 2, "qkv_bias": 2},
+}
+FROZEN_ONLY = {"swiglu", "qkv", "qkv_bias"}
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("front", ["module", "torch.compile"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_hugging_face(make: Any, front: str, dtype: torch.dtype) -> None:
+    model, ids = make().eval().to(dtype), torch.randint(0, 50, (2, 7))
+    config = graft.Config(mode="eager", patterns=list(fusions.ALL.values()))
+    with torch.no_grad():
+        want = model(ids)
+        if front == "module":
+            run: Any = graft.compile(model, (ids,), config=config)
+        else:
+            run = torch.compile(model, backend=graft.backend(config))
+        got = run(ids)
+    matches = {k: v for k, v in graft.reports()[-1].matches.items() if v}
+    expected = dict(MODELS[make])
+    if dtype is torch.bfloat16 and make is llama:  # its softmax is in float32
+        expected["attention_upcast"] = expected.pop("attention")
+    if front == "torch.compile":  # weights are the caller's there
+        expected = {k: v for k, v in expected.items() if k not in FROZEN_ONLY}
+    assert matches == expected, str(graft.reports()[-1])
+    far = 1e-4 if dtype is torch.float32 else 0.05
+    torch.testing.assert_close(got, want, rtol=far, atol=far)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_hugging_face_in_generated_code(make: Any) -> None:
+    model, ids = make().eval(), torch.randint(0, 50, (2, 7))
+    run = graft.compile(model, (ids,), patterns=list(fusions.ALL.values()))
+    with torch.no_grad():
+        torch.testing.assert_close(run(ids), model(ids), rtol=1e-4, atol=1e-4)
+
+
+def test_a_kernel_of_ones_own() -> None:
+    seen = []
+
+    def kernel(m: graft.Match) -> Tensor:
+        seen.append((m.eps, tuple(m.weight.shape)))
+        return torch.nn.functional.rms_norm(m.x, m.weight.shape, m.weight, m.eps)
+
+    model, ids = llama().eval(), torch.randint(0, 50, (2, 7))
+    run = graft.compile(model, (ids,), mode="eager", patterns=[fusions.rms_norm.using(kernel)])
+    assert run.report.matches == {"rms_norm": 5}
+    assert seen == [(1e-6, (64,))] * 5
+    with torch.no_grad():
+        torch.testing.assert_close(run(ids), model(ids), rtol=1e-4, atol=1e-4)
