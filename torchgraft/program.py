@@ -107,6 +107,7 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
     report.steps = pipeline.run(gm, meta.inputs_of(gm), config, watch)
     report.notes += unheard(gm, config)
     report.conversions = _convert(gm, config, watch)
+    regions.keep_old(gm)
     meta.drop_unused(gm)
     gm.recompile()
     report.seconds["passes"] = time.perf_counter() - start
