@@ -260,5 +260,30 @@ def test_a_number_read_from_a_tensor() -> None:
 
 
 def test_an_input_that_changes_its_shape_in_place_is_refused() -> None:
-    with pytest.raises(CannotCapture, match="input 'x' changes its shape in place(.|\n)*trial"):
+    with pytest.raises(CannotCapture, match=r"input 'x' changes its shape in place(.|\n)*trial"):
         graft.compile(lambda x: x.t_().add_(1), (torch.ones(2, 3),), mode="eager")
+
+
+@pytest.mark.parametrize("door", ["graft.compile", "torch.compile"])
+@pytest.mark.parametrize("mode", ["eager", pytest.param("default", marks=pytest.mark.slow)])
+def test_inputs_that_swap_their_values(door: str, mode: str) -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        old = x.clone()
+        x.copy_(y)
+        y.copy_(old)
+        return x - y
+
+    x, y = torch.ones(3), torch.zeros(3)
+    if door == "torch.compile":
+        result = torch.compile(fn, backend="torchgraft", mode=mode)(x, y)
+    else:
+        result = graft.compile(fn, (x.clone(), y.clone()), mode=mode)(x, y)
+    assert (x.sum(), y.sum(), result.sum()) == (0, 3, -3)
+
+
+def test_an_integer_to_a_negative_tensor() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x ** torch.tensor(-2)
+
+    run = torch.compile(fn, backend="torchgraft", mode="eager")
+    assert run(torch.tensor([1, 2, -1])).tolist() == [1, 0, 1]
