@@ -11,6 +11,7 @@ import functools
 import inspect
 import itertools
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -176,8 +177,11 @@ def symbol_range(mode: Any, symbol: Any) -> tuple[int, int | None]:
     bounds = mode.shape_env.var_to_range.get(symbol)
     if bounds is None:
         return 0, None
-    finite = bounds.upper.is_Integer if hasattr(bounds.upper, "is_Integer") else False
-    return int(bounds.lower), int(bounds.upper) if finite else None
+    low, high = (
+        int(end) if getattr(end, "is_Integer", False) else None
+        for end in (bounds.lower, bounds.upper)
+    )
+    return low or 0, high
 
 
 def may_be(mode: Any, size: Any, value: int) -> bool:
@@ -408,12 +412,11 @@ def inductor_compile(
 
     The same steps that `torch._inductor.compile_fx` takes behind AOTAutograd, from the point where
     the graph is functional and decomposed: its joint passes, freezing where weights are held, then
-    `compile_fx_inner`, Inductor's interface for one graph. What is left of the constants after
-    freezing goes through `own`. `standalone_compile` would run AOTAutograd a second time and leave
-    its wrapper in every call (5 µs against 1).
+    `compile_fx_inner`. What is left of the constants after freezing goes through `own`.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx, config
+    from torch._inductor.codecache import PyCodeCache
     from torch._inductor.utils import BoxedBool
 
     mode = fake_mode_of(inputs)
@@ -432,6 +435,7 @@ def inductor_compile(
             i for i, value in enumerate(output.args[0]) if isinstance(value, Node)
         ]
         allow, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+        loaded = len(PyCodeCache.modules)
         try:
             code = compile_fx.compile_fx_inner(
                 gm,
@@ -444,16 +448,29 @@ def inductor_compile(
             )
         finally:
             mode.allow_non_fake_inputs = allow
+            _forget_modules(loaded)
     # CompiledFxGraph.__call__ only adds a profiler range around this.
     return getattr(code, "current_callable", None) or code
 
 
+def _forget_modules(first: int) -> None:
+    """Inductor keeps every module it wrote, and in them the constants: no weight would be freed."""
+    from torch._inductor.codecache import PyCodeCache
+
+    for module in PyCodeCache.modules[first:]:
+        if any(isinstance(value, Tensor) for value in vars(module).values()):
+            PyCodeCache.modules.remove(module)
+            sys.modules.pop(module.__name__, None)
+
+
 def _joint_passes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
     from torch._inductor.compile_fx import _recursive_joint_graph_passes as run
+    from torch._inductor.virtualized import V
 
-    if "input_device" in inspect.signature(run).parameters:  # torch >= 2.12
-        return run(gm, input_device=_device(gm, inputs))
-    return run(gm)
+    with V.set_fake_mode(fake_mode_of(inputs)):
+        if "input_device" in inspect.signature(run).parameters:  # torch >= 2.12
+            return run(gm, input_device=_device(gm, inputs))
+        return run(gm)
 
 
 def _freeze(gm: GraphModule, inputs: Sequence[Any]) -> tuple[GraphModule, dict[str, Any]]:
@@ -554,10 +571,6 @@ def one_level() -> contextlib.AbstractContextManager[Any]:
 def in_forward_mode() -> bool:
     """Whether forward-mode derivatives (`torch.func.jvp`, `dual_level`) are being computed."""
     return torch.autograd.forward_ad._current_level >= 0
-
-
-def schema_of(overload: Any) -> Any:
-    return overload._schema
 
 
 def drop_library(library: torch.library.Library) -> None:

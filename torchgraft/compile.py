@@ -197,6 +197,7 @@ class Compiled:
             gm.meta.update(gm_meta)
             gm.meta["borrowed"] = meta.addresses(state_dict[name] for name in source.weights)
             programs.append(self._build(gm, source))
+            source.gm = gm  # the old weights go
         self._link(programs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

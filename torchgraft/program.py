@@ -107,6 +107,7 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
     report.steps = pipeline.run(gm, meta.inputs_of(gm), config, watch)
     report.notes += unheard(gm, config)
     report.conversions = _convert(gm, config, watch)
+    regions.keep_old(gm)
     meta.drop_unused(gm)
     gm.recompile()
     report.seconds["passes"] = time.perf_counter() - start
@@ -185,6 +186,7 @@ class Linker:
         self.numbers: dict[Node, Buffer] = {}
         self.objects: dict[str, Buffer] = {}
         self.launches: list[Launch] = []
+        self.owned: dict[Any, Tensor] = {}  # copies of the module's weights
         self.branches: dict[str, Callable[..., Any]] = {}
         self.units: list[Unit] = []
 
@@ -204,6 +206,9 @@ class Linker:
             *((self.numbers[n], str(n.target)) for n in held if n in self.numbers),
             *((buffer, name) for name, buffer in self.objects.items()),
         )
+        for name, tensor in list(self.gm.named_buffers()):  # let go of the module's
+            if tensor.layout == torch.strided and _view(tensor) in self.owned:
+                setattr(self.gm, name, self.owned[_view(tensor)])
         steps = _with_frees([*first, *self.launches], outputs, {b for b, _ in constants})
         return Plan(inputs, constants, tuple(steps), outputs)
 
@@ -281,8 +286,11 @@ class Linker:
         borrowed: frozenset[int] = self.gm.meta.get("borrowed", frozenset())
         if not isinstance(constant, Tensor) or constant.layout != torch.strided:
             return constant
-        shared = constant.untyped_storage().data_ptr() in borrowed
-        return constant.clone(memory_format=torch.preserve_format) if shared else constant
+        if constant.untyped_storage().data_ptr() not in borrowed:
+            return constant
+        if (key := _view(constant)) not in self.owned:
+            self.owned[key] = constant.clone(memory_format=torch.preserve_format)
+        return self.owned[key]
 
     def _object(self, value: Any) -> Buffer:
         """A constant for an argument that has no text form, such as an operator or a function."""
@@ -376,6 +384,12 @@ def _is_part(node: Node) -> bool:
         and isinstance(source.meta.get("val"), (tuple, list))
         and all(user.target is operator.getitem for user in source.users)
     )
+
+
+def _view(tensor: Tensor) -> Any:
+    """Equal for two tensors that are the same view of the same memory."""
+    address = tensor.untyped_storage().data_ptr()
+    return (address, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def _with_frees(

@@ -228,3 +228,62 @@ def test_a_config_can_be_copied_and_a_program_says_that_it_cannot() -> None:
     assert compiled(torch.zeros(3)).tolist() == [0.0] * 3
     with pytest.raises(NotCopied, match="sin is compiled: its code cannot be copied"):
         copy.deepcopy(compiled)
+
+
+@pytest.mark.slow
+def test_code_is_generated_for_random_operators() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(x, 0.5) + torch.rand(64)
+
+    x = torch.ones(64)
+    compiled = graft.compile(fn, (x,))
+    assert not compiled.report.fallbacks
+    torch.manual_seed(3)
+    first = compiled(x)
+    torch.manual_seed(3)
+    assert torch.equal(compiled(x), first)
+    assert not torch.equal(compiled(x), first)
+    assert set(first.floor().tolist()) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("default", marks=pytest.mark.slow)])
+def test_checked_factorisations_are_compiled_with_their_check(mode: str) -> None:
+    compiled = graft.compile(lambda x: torch.linalg.inv(x) + 1, (torch.eye(3),), mode=mode)
+    torch.testing.assert_close(compiled(4 * torch.eye(3)), torch.eye(3) / 4 + 1)
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        compiled(torch.zeros(3, 3))
+
+
+def test_a_number_read_from_a_tensor() -> None:
+    compiled = graft.compile(lambda x: x * x.sum().item(), (torch.ones(3),), mode="eager")
+    assert compiled(2 * torch.ones(3)).tolist() == [12.0] * 3
+
+
+def test_an_input_that_changes_its_shape_in_place_is_refused() -> None:
+    with pytest.raises(CannotCapture, match=r"input 'x' changes its shape in place(.|\n)*trial"):
+        graft.compile(lambda x: x.t_().add_(1), (torch.ones(2, 3),), mode="eager")
+
+
+@pytest.mark.parametrize("door", ["graft.compile", "torch.compile"])
+@pytest.mark.parametrize("mode", ["eager", pytest.param("default", marks=pytest.mark.slow)])
+def test_inputs_that_swap_their_values(door: str, mode: str) -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        old = x.clone()
+        x.copy_(y)
+        y.copy_(old)
+        return x - y
+
+    x, y = torch.ones(3), torch.zeros(3)
+    if door == "torch.compile":
+        result = torch.compile(fn, backend="torchgraft", mode=mode)(x, y)
+    else:
+        result = graft.compile(fn, (x.clone(), y.clone()), mode=mode)(x, y)
+    assert (x.sum(), y.sum(), result.sum()) == (0, 3, -3)
+
+
+def test_an_integer_to_a_negative_tensor() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x ** torch.tensor(-2)
+
+    run = torch.compile(fn, backend="torchgraft", mode="eager")
+    assert run(torch.tensor([1, 2, -1])).tolist() == [1, 0, 1]

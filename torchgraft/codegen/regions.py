@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft.fx import meta
-from torchgraft.fx.dialect import is_random
+from torchgraft.fx.dialect import is_random, is_view
 from torchgraft.op.define import explain_choice
 
 aten = torch.ops.aten
@@ -92,6 +92,32 @@ def _refused(value: Any) -> str | None:
     if value.device.type == "meta":
         return "meta tensors"
     return None
+
+
+_MOVES = {aten.clone.default, aten.copy.default, aten._to_copy.default}
+
+
+def keep_old(gm: GraphModule) -> None:
+    """Save an input that is written before another write has read its old value.
+
+    `old = x.clone(); x.copy_(y); y.copy_(old)`: the clone goes, because nothing shows it, and
+    Inductor then reads x too late (torch 2.13 by itself, too).
+    """
+    writes = gm.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    written: set[Any] = set()
+    last = next(iter(reversed(gm.graph.find_nodes(op="placeholder"))), None)
+    for write in writes:
+        user, source = write, write.args[1]
+        while isinstance(source, Node) and (source.target in _MOVES or is_view(source)):
+            user, source = source, source.args[source.target is aten.copy.default]
+        if isinstance(source, Node) and source in written and source is not write.args[0]:
+            assert last is not None
+            with gm.graph.inserting_after(last):
+                saved = gm.graph.call_function(aten.clone.default, (source,))
+            saved.meta["val"] = meta.compute(gm, saved)
+            saved.meta["pinned"] = "the old value of an input that is written"
+            user.replace_input_with(source, saved)
+        written.add(write.args[0])
 
 
 @dataclasses.dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import operator
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterator
@@ -161,7 +162,9 @@ class _Unlift:
         specs = self._user_inputs()
         self._weights()
         for node in self.exported.graph.nodes:
-            if node.op == "call_function":
+            if node.target is torch.ops.higher_order.with_effects:
+                self._effect(node)
+            elif node.op == "call_function" and node not in self.env:
                 self.env[node] = self.graph.node_copy(node, self.env.__getitem__)
             elif node.op == "get_attr":  # a branch of cond, while_loop, …
                 self._hold(node.target, getattr(self.exported.graph_module, node.target))
@@ -210,14 +213,14 @@ class _Unlift:
 
     def _weights(self) -> None:
         for node, spec in self.inputs:
-            if spec.kind is InputKind.USER_INPUT:
+            if spec.kind in (InputKind.USER_INPUT, InputKind.TOKEN):
                 continue
             if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
                 raise CannotCapture(
                     "the program",
                     f"input {node.name!r} is a {spec.kind.name.lower()}",
                     None,
-                    "Objects and ordered side effects cannot be compiled ahead of time; use "
+                    "Objects cannot be compiled ahead of time; use "
                     "torch.compile(model, backend='torchgraft').",
                 )
             name = str(spec.target)
@@ -238,6 +241,24 @@ class _Unlift:
             copied = self.graph.create_node("get_attr", attribute, name=node.name)
             copied.meta = {"val": node.meta["val"], **({} if constant else {"weight": name})}
             self.env[node] = copied
+
+    def _effect(self, node: Node) -> None:
+        """`with_effects(token, op, …)` is the call itself: our graphs keep the order of effects."""
+        given: Any = torch.fx.node.map_arg(node.args, self.env.get)
+        _, op, *args = given
+        call = self.graph.call_function(op, tuple(args), node.kwargs)
+        call.meta = {**node.meta, "val": node.meta["val"][1:]}
+        single = len(op._schema.returns) == 1
+        for part in node.users:
+            index: Any = part.args[1]
+            if index and single:
+                self.env[part] = call
+                call.meta["val"] = part.meta["val"]
+            elif index:
+                self.env[part] = self.graph.call_function(operator.getitem, (call, index - 1))
+                self.env[part].meta = dict(part.meta)
+            else:
+                self.env[part] = None
 
     def _hold(self, attribute: str, value: Any) -> None:
         self.constants[attribute] = value
@@ -261,13 +282,20 @@ class _Unlift:
     def _outputs(self) -> Iterator[Any]:
         """The user's outputs; what was computed for written inputs is copied into them."""
         *_, output = self.exported.graph.nodes
-        by_name = {n.name: self.env[n] for n, _ in self.inputs}
+        by_name = {n.name: self.env[n] for n, _ in self.inputs if n in self.env}
         rebased: dict[Node, Node] = {}
         for value, spec in zip(output.args[0], self.signature.output_specs, strict=True):
-            if spec.kind is OutputKind.USER_OUTPUT:
+            if spec.kind in (OutputKind.USER_OUTPUT, OutputKind.TOKEN):
                 continue
             target = self.state_nodes.get(str(spec.target)) or by_name[str(spec.target)]
             source = self.env[value]
+            if source.meta["val"].shape != target.meta["val"].shape:
+                raise CannotCapture(
+                    "the program",
+                    f"input {target.name!r} changes its shape in place (t_, resize_, …)",
+                    meta.source_line(source),
+                    "Give the new tensor back instead.",
+                )
             copy = self.graph.call_function(aten.copy_.default, (target, source))
             copy.meta["val"] = target.meta["val"]
             rebased[source] = target

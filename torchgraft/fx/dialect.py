@@ -152,8 +152,8 @@ def _scalars(gm: GraphModule, node: Node) -> None:
     """Write 0-dim constants as numbers where that gives the same result type."""
     for i, arg in enumerate(node.args[:2]):
         number = _number(gm, arg)
-        if number is None:
-            continue
+        if number is None or (node.target is aten.pow.Tensor_Tensor and _below_zero(number)):
+            continue  # an integer to a negative number: as two tensors it is 0 or 1, else an error
         target = node.target
         if target in _SCALAR_OVERLOADS and i == 1:
             target = _SCALAR_OVERLOADS[target]
@@ -164,6 +164,10 @@ def _scalars(gm: GraphModule, node: Node) -> None:
             result = target(*meta.value(args), **meta.value(node.kwargs))
         if meta.alike(result, node.meta.get("val")):
             node.target, node.args = target, args
+
+
+def _below_zero(number: int | float | bool | complex) -> bool:
+    return not isinstance(number, complex) and number < 0
 
 
 def _reversed_sub(node: Node) -> None:

@@ -128,9 +128,9 @@ def _describe(label: str, mine: Tensor, theirs: Tensor, near: Tensor) -> str:
 def compare_fake(op: Any, real: Sequence[Tensor], values: Sequence[Any]) -> None:
     """Raise `Miss` unless the fake's results look as the real ones do, and are new tensors."""
     mode = _torch.fake_mode_of(())
-    fakes = _torch.map_leaves(
-        lambda v: _torch.fake_of(mode, v) if isinstance(v, Tensor) else v, clone(list(values))
-    )
+    leaves, tree = _torch.flatten(clone(list(values)))
+    leaves = [_torch.fake_of(mode, v) if isinstance(v, Tensor) else v for v in leaves]
+    fakes = _torch.unflatten(leaves, tree)
     try:
         with mode:
             results = flat(schemas.call(op.parsed, op.overload, fakes))

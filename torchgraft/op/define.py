@@ -79,7 +79,7 @@ class Op:
         if not adopted:
             library.define(text.partition("::")[2], tags=(torch.Tag.pt2_compliant_tag,))
         self.overload: Any = find(self.name)
-        self.parsed = _torch.schema_of(self.overload)
+        self.parsed = self.overload._schema
         self.schema = str(self.parsed)
         self._call: Function = self.overload
         if owner is not None and adopted:  # a prototype has defined it, and waits for its body

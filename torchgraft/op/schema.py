@@ -29,7 +29,7 @@ def registered(name: str) -> Any:
     base, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, space), base, None)
     found = getattr(packet, overload or "default", None)
-    return None if found is None else _torch.schema_of(found)
+    return None if found is None else found._schema
 
 
 def schema_text(spec: str, body: Function, mutates: Sequence[str]) -> str:
