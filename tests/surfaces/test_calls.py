@@ -256,6 +256,8 @@ def test_random_operators_follow_the_seed(mode: str, door: str) -> None:
     if mode == "eager":
         torch.manual_seed(1)
         torch.testing.assert_close(one, fn(x))
+    else:
+        assert graft.reports()[-1].coverage == 1
 
 
 # --- Weights ---
