@@ -24,7 +24,7 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # Other compilers to compare with: .venv/bin/pip install -c constraints.txt -e '.[bench]'
 bench: setup
