@@ -46,7 +46,7 @@ def torchgraft(
     fields = dict(options or {})
     if mode is not None:
         fields["mode"] = mode
-    config = (config or Config()).replace(**fields)
+    config = Config.given(config).replace(**fields)
     name = f"torch.compile {next(_NUMBERS)}"
     compiler = functools.partial(_compile, config=config, name=name, on_program=on_program)
     aot = _torch.aot_backend(

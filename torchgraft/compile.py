@@ -57,7 +57,7 @@ def compile(
     torchgraft.errors.InputMismatch: input 'input': declared size 3 in dim 0, got 4 (shape (4,)).
     ...
     """
-    config = (config or Config()).replace(**fields)
+    config = Config.given(config).replace(**fields)
     if isinstance(model, (str, os.PathLike)):
         model = load(model)
     name = _name(model)
@@ -66,6 +66,8 @@ def compile(
         if config.verify != "off" and model.example_inputs is not None:
             _samples(taken, _torch.flatten(model.example_inputs)[0])
         return Compiled(name, "export", [taken], config)
+    if not callable(model):
+        raise BadValue("model", model, "a module, a function, an exported program or a path")
     if inputs is None and kwargs is None:
         raise BadValue("inputs", inputs, "the inputs to compile for, such as (x,)")
     front_end, branches = "export", False
@@ -73,7 +75,7 @@ def compile(
         translated = script.to_module(model)
         front_end, model = "script", translated.module
         branches = any(branch.on != "shape" for branch in translated.branches)
-    declared = declare(model, inputs or (), kwargs, _device_of(model))
+    declared = declare(model, () if inputs is None else inputs, kwargs, _device_of(model))
     if branches:
         return Partial(name, model, declared, config, translated.branches)
     keep = candidates(config)

@@ -93,6 +93,8 @@ class Config:
         if not isinstance(self.patterns, (list, tuple)):
             raise BadValue("Config.patterns", self.patterns, "a list of patterns")
         object.__setattr__(self, "patterns", tuple(self.patterns))
+        if self.registry is not None and not hasattr(self.registry, "unregister"):
+            raise BadValue("Config.registry", self.registry, "a graft.Registry")
         if not isinstance(self.inductor, Mapping):
             raise BadValue("Config.inductor", self.inductor, "a mapping of Inductor options")
         object.__setattr__(self, "inductor", MappingProxyType(_known(self.inductor)))
@@ -104,6 +106,15 @@ class Config:
     def replace(self, **changes: Any) -> Config:
         """A copy with some fields changed; an unknown field raises and suggests the nearest."""
         return Config.of({**{f: getattr(self, f) for f in FIELDS}, **changes})
+
+    @staticmethod
+    def given(config: object) -> Config:
+        """What a caller passed as `config=`; None is the default one."""
+        if config is None:
+            return Config()
+        if not isinstance(config, Config):
+            raise BadValue("config", config, "a graft.Config")
+        return config
 
     @staticmethod
     def of(fields: Mapping[str, Any]) -> Config:

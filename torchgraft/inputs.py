@@ -42,7 +42,10 @@ class Input:
         if not isinstance(dtype, torch.dtype):
             raise BadValue("Input.dtype", dtype, "a torch.dtype")
         self.dtype = dtype
-        self.device = torch.device(device) if device is not None else None
+        try:
+            self.device = torch.device(device) if device is not None else None
+        except (RuntimeError, TypeError):
+            raise BadValue("Input.device", device, "a device such as 'cpu' or 'cuda:0'") from None
         forms = (shape is not None, min_shape is not None or max_shape is not None, bool(gears))
         if sum(forms) != 1:
             raise BadValue(

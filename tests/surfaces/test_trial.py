@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchgraft as graft
-from torchgraft.errors import CannotCapture, InputMismatch, NotCopied
+from torchgraft.errors import BadValue, CannotCapture, InputMismatch, NotCopied
 
 
 def test_a_constant_in_a_program_behind_torch_compile() -> None:
@@ -287,3 +288,32 @@ def test_an_integer_to_a_negative_tensor() -> None:
 
     run = torch.compile(fn, backend="torchgraft", mode="eager")
     assert run(torch.tensor([1, 2, -1])).tolist() == [1, 0, 1]
+
+
+# --- Mistakes ---
+
+
+def test_one_tensor_may_stand_for_the_inputs() -> None:
+    assert (
+        graft.compile(torch.nn.ReLU(), torch.ones(2, 2), mode="eager")(torch.ones(2, 2)).sum() == 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: graft.compile(3, (torch.ones(2),)), "model: expected a module, a function"),
+        (lambda: graft.compile(abs, (torch.ones(2),), config=3), "config: expected a graft.Config"),
+        (lambda: graft.Config(registry=3), "Config.registry: expected a graft.Registry"),  # type: ignore[arg-type]
+        (lambda: graft.Input((2,), device="nope"), "Input.device: expected a device such as"),
+    ],
+)
+def test_a_wrong_argument_is_named(wrong: Any, says: str) -> None:
+    with pytest.raises(BadValue, match=says):
+        wrong()
+
+
+def test_where_a_program_cannot_be_captured_is_not_our_own_code() -> None:
+    with pytest.raises(CannotCapture) as caught:
+        graft.compile(torch.nn.Linear(2, 2), (torch.ones(1, 3),), mode="eager")
+    assert caught.value.line is None or "torchgraft" not in caught.value.line

@@ -105,7 +105,8 @@ def _cannot(program: str, error: Exception) -> CannotCapture:
     line = None
     while trace is not None:
         code = trace.tb_frame.f_code
-        if "/torch/" not in code.co_filename and not code.co_filename.startswith("<"):
+        module = str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
+        if module not in ("torch", "torchgraft", "sympy") and not code.co_filename.startswith("<"):
             line = f"{code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     fix = (
