@@ -184,6 +184,19 @@ def symbol_range(mode: Any, symbol: Any) -> tuple[int, int | None]:
     return low or 0, high
 
 
+def format_of(value: Tensor) -> torch.memory_format:
+    """The memory format of a fake tensor, judged by the sizes it was traced with."""
+    sizes, strides = (
+        [s.node.hint if isinstance(s, torch.SymInt) else s for s in part]
+        for part in (value.shape, value.stride())
+    )
+    real = torch.empty_strided(sizes, strides, device="meta")
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(sizes))
+    if last is None or real.is_contiguous() or not real.is_contiguous(memory_format=last):
+        return torch.contiguous_format
+    return last
+
+
 def may_be(mode: Any, size: Any, value: int) -> bool:
     """Whether a symbolic size can have this value, but need not."""
     if isinstance(expr := expression(size), int):

@@ -23,8 +23,9 @@ class TensorSpec:
     shape: tuple[Any, ...]
     dtype: torch.dtype
     device: torch.device
-    stride: tuple[int, ...] | None  # None: contiguous
+    stride: tuple[int, ...] | None  # None: contiguous in `format`
     mutated: bool = False
+    format: torch.memory_format = torch.contiguous_format
 
     def __str__(self) -> str:
         sizes = ", ".join(map(str, self.shape))

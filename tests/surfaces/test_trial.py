@@ -317,3 +317,17 @@ def test_where_a_program_cannot_be_captured_is_not_our_own_code() -> None:
     with pytest.raises(CannotCapture) as caught:
         graft.compile(torch.nn.Linear(2, 2), (torch.ones(1, 3),), mode="eager")
     assert caught.value.line is None or "torchgraft" not in caught.value.line
+
+
+@pytest.mark.slow
+def test_an_exported_program_that_is_channels_last_and_dynamic() -> None:
+    def last(x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last)
+
+    model = torch.nn.Conv2d(3, 4, 1)
+    size = torch.export.Dim("size", min=2, max=8)
+    shapes = {"input": {0: size}}
+    exported = torch.export.export(model, (last(torch.ones(4, 3, 5, 5)),), dynamic_shapes=shapes)
+    compiled = graft.compile(exported)
+    for x in (torch.randn(3, 3, 5, 5), last(torch.randn(5, 3, 5, 5))):
+        torch.testing.assert_close(compiled(x), model(x).detach())

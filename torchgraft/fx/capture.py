@@ -209,7 +209,10 @@ class _Unlift:
             static = all(isinstance(s, int) for s in sizes)
             stride = tuple(value.stride()) if static and not value.is_contiguous() else None
             written = spec.arg.name in self.written
-            specs.append(TensorSpec(name, sizes, value.dtype, value.device, stride, written))
+            layout = _torch.format_of(value) if not static else torch.contiguous_format
+            specs.append(
+                TensorSpec(name, sizes, value.dtype, value.device, stride, written, layout)
+            )
         return specs
 
     def _weights(self) -> None:

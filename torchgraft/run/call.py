@@ -45,7 +45,7 @@ class Call:
 def _restride(leaf: Tensor, spec: TensorSpec) -> Tensor:
     leaf = leaf.resolve_conj().resolve_neg()
     if spec.stride is None:
-        return leaf if leaf.is_contiguous() else leaf.contiguous()
+        return leaf.contiguous(memory_format=spec.format)
     if leaf.stride() == spec.stride:
         return leaf
     fitted = torch.empty_strided(leaf.shape, spec.stride, dtype=leaf.dtype, device=leaf.device)
@@ -153,7 +153,10 @@ def _checks(
         checks.append(f"{name}.is_cpu" if on_cpu else f"{name}.device == device{tag}_{i}")
         checks.append(f"not {name}.requires_grad")
         if spec.stride is None:
-            checks.append(f"{name}.is_contiguous()")
+            layout = (
+                "" if spec.format is torch.contiguous_format else f"memory_format={spec.format}"
+            )
+            checks.append(f"{name}.is_contiguous({layout})")
         else:
             checks.append(f"{name}.stride() == {spec.stride}")
         if spec.dtype.is_complex:
