@@ -59,7 +59,7 @@ def explain_match(
     ...     return torch.relu(x * n)
     >>> print(graft.explain_match(scaled, lambda x: (x + 1).relu(), (torch.ones(2),)))
     pattern scaled: 0 matches
-      missed: 1 of 2 ops; `add` stands where the pattern has `mul` (aten.mul.Tensor)
+      missed: 1 of 2 ops; `add` at ... stands where the pattern has `mul` (aten.mul.Tensor)
     """
     if not isinstance(pattern, Pattern):
         raise BadValue("explain_match", pattern, "a pattern, as graft.pattern makes them")
