@@ -9,7 +9,7 @@ import logging
 import operator
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,19 +17,21 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
-from torchgraft.codegen import inductor, regions
+from torchgraft.codegen import alias, inductor, regions
 from torchgraft.codegen.decide import decide
 from torchgraft.codegen.regions import ATEN, GENERATED, KERNEL, Place, Unit
 from torchgraft.config import Config
 from torchgraft.convert.run import convert, unheard
-from torchgraft.errors import NotCompiled, ResultChanged, first_line
-from torchgraft.fx import dialect, meta
+from torchgraft.errors import NotCompiled, ResultChanged, UnorderedUse, first_line
+from torchgraft.fx import dialect, label, meta
 from torchgraft.fx.edit import target_name
 from torchgraft.fx.mark import in_fallback
 from torchgraft.passes import pipeline
-from torchgraft.plan import Buffer, Free, Launch, Plan, buffers, is_literal
+from torchgraft.plan import Buffer, Launch, Plan, is_literal
 from torchgraft.report import Conversion, Placed, Report, remember
-from torchgraft.run import cuda, host
+from torchgraft.run import cuda, host, streams
+from torchgraft.stream.order import schedule
+from torchgraft.stream.prove import Hazard, hazards
 
 if TYPE_CHECKING:
     from torchgraft.verify.watch import Watch
@@ -104,7 +106,10 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
         watch = Watch(gm, config, report)
     captured = watch.old if watch is not None else None
     start = time.perf_counter()
-    report.steps = pipeline.run(gm, meta.inputs_of(gm), config, watch)
+    labels = label.Labels()
+    report.steps = pipeline.run(gm, meta.inputs_of(gm), config, watch, labels)
+    report.notes += labels.notes
+    gm.meta["explicit_order"] = labels.explicit
     report.notes += unheard(gm, config)
     report.conversions = _convert(gm, config, watch)
     regions.keep_old(gm)
@@ -138,7 +143,20 @@ def _convert(gm: GraphModule, config: Config, watch: Watch | None) -> list[Conve
 def _link(gm: GraphModule, config: Config, role: Role, report: Report) -> Program:
     linker = Linker(gm, config, role, report)
     plan = linker.plan()
-    return Program(gm, plan, host.link(plan, linker.kernels, linker.constants), report, linker)
+    run = link(plan, linker.kernels, linker.constants, report.device)
+    return Program(gm, plan, run, report, linker)
+
+
+def link(
+    plan: Plan, kernels: Mapping[str, host.Kernel], constants: Mapping[str, Any], device: str
+) -> _torch.Flat:
+    """A function that runs the plan, which is proved first: list of inputs in, outputs out."""
+    streams.prove(plan)
+    if len(plan.streams) == 1:
+        return host.link(plan, kernels, constants)
+    if device == "cuda":
+        return streams.link_cuda(plan, kernels, constants)
+    return streams.link_host(plan, kernels, constants)
 
 
 def _compared(program: Program, watch: Watch, captured: GraphModule, role: Role) -> Program:
@@ -189,15 +207,22 @@ class Linker:
         self.owned: dict[Any, Tensor] = {}  # copies of the module's weights
         self.branches: dict[str, Callable[..., Any]] = {}
         self.units: list[Unit] = []
+        self.shared: list[tuple[Buffer, Buffer]] = []
+        self.order: list[tuple[int, int]] = []  # launches: first, then
 
     def plan(self) -> Plan:
         inputs = tuple(self._number(n) for n in self.gm.graph.find_nodes(op="placeholder"))
         self.units = decide(self.gm, self.config, self.report, self._control_flow())
+        launched: list[range] = []
         for unit in self.units:
+            start = len(self.launches)
             if unit.place.runs == GENERATED:
                 self._region(unit)
             else:
                 self._calls(unit, unit.place)
+            launched.append(range(start, len(self.launches)))
+        if len({unit.stream for unit in self.units}) > 1:
+            self.order = list(_order(self.units, launched, on_host=self.report.device != "cuda"))
         providers = [n for n in self.gm.graph.nodes if n.meta.get("provider")]
         first = [self._call(node) for node in providers]
         outputs = tuple(self._argument(meta.outputs_of(self.gm)))
@@ -209,8 +234,51 @@ class Linker:
         for name, tensor in list(self.gm.named_buffers()):  # let go of the module's
             if tensor.layout == torch.strided and _view(tensor) in self.owned:
                 setattr(self.gm, name, self.owned[_view(tensor)])
-        steps = _with_frees([*first, *self.launches], outputs, {b for b, _ in constants})
-        return Plan(inputs, constants, tuple(steps), outputs)
+        self.order = [(one + len(first), two + len(first)) for one, two in self.order]
+        self.launches[:0] = first
+        return self.scheduled(inputs, constants, outputs)
+
+    def scheduled(
+        self,
+        inputs: tuple[Buffer, ...],
+        constants: tuple[tuple[Buffer, str], ...],
+        outputs: tuple[Any, ...],
+    ) -> Plan:
+        """The launches with every wait that data and the user ask for. Order that the user wrote
+        as events and that does not suffice is an error; that of markers is completed, and said."""
+        explicit = self.gm.meta.get("explicit_order", "")
+        parts = (inputs, constants, self.launches, outputs)
+        if explicit and not self.role.is_backward:
+            written = schedule(*parts, shared=self.shared, after=self.order, data=False)
+            for found in hazards(written):
+                if explicit == "events":
+                    raise UnorderedUse(*self._hazard(written, found))
+                buffer, kind, one, two = self._hazard(written, found)
+                self.report.notes.append(
+                    f"a wait was added, {kind} of {buffer}: {two}, after {one}"
+                )
+        return schedule(*parts, shared=self.shared, after=self.order)
+
+    def _hazard(self, plan: Plan, found: Hazard) -> tuple[str, str, str, str]:
+        """A hazard in the words of the graph: value, kind, and the two calls with their lines."""
+        names = {buffer: node for node, buffer in self.numbers.items()}
+        value = names.get(found.buffer)
+
+        def said(at: int) -> str:
+            if not 0 <= at < len(plan.steps):
+                return "the caller"
+            step = plan.steps[at]
+            if not isinstance(step, Launch):
+                return str(step)
+            unit = next((u for u in self.units if u.name == step.kernel), None)
+            made = [names[b] for b in step.outputs if b in names]
+            nodes = unit.nodes if unit is not None else made
+            near = [n for n in nodes if value is n or value in n.all_input_nodes] or nodes
+            where = label.said(near[0]) if near else step.kernel
+            return f"{where} on stream {step.stream!r}"
+
+        name = value.name if value is not None else str(found.buffer)
+        return name, found.kind, said(found.first), said(found.second)
 
     def _control_flow(self) -> dict[Node, Place]:
         """Where branches and loops run: each branch is compiled, a program of its own."""
@@ -315,8 +383,23 @@ class Linker:
         self.kernels[unit.name] = host.Kernel(run, boxed=True)
         args = tuple(self._number(n) for n in inputs)
         made = tuple(self._number(n) for n in outputs)
-        self.launches.append(Launch(unit.name, args, (), made, unpack=True))
+        writes = tuple(self.numbers[n] for n in alias.written(unit.nodes) if n in inputs)
+        self.launches.append(
+            Launch(unit.name, args, (), made, unpack=True, stream=unit.stream, writes=writes)
+        )
+        inside = set(unit.nodes)
+        of: dict[Node, Buffer] = {}  # by where the memory comes from
+        for node in outputs:
+            for root in alias.roots(node, inside):
+                if root.op != "get_attr":
+                    self._share(
+                        node, of.setdefault(root, self._number(root if root in inputs else node))
+                    )
         self._note(unit, Place(GENERATED, "generated code"))
+
+    def _share(self, node: Node, base: Buffer) -> None:
+        if (own := self._number(node)) != base:
+            self.shared.append((own, base))
 
     def generate(self, inner: GraphModule, inputs: Sequence[Node]) -> _torch.Flat:
         """Code for a region that was extracted."""
@@ -337,7 +420,7 @@ class Linker:
 
     def _call(self, node: Node) -> Launch:
         assert callable(node.target)
-        name = self._kernel(node.target)
+        name, stream = self._kernel(node.target), label.stream_of(node)
         parts = [user for user in node.users if _is_part(user)]
         args = self._argument(node.args)
         kwargs = tuple((k, self._argument(v)) for k, v in node.kwargs.items())
@@ -348,9 +431,16 @@ class Linker:
                 assert isinstance(index, int)
                 # Two getitems of one part share its buffer.
                 outputs[index] = self.numbers[part] = outputs[index] or self._number(part)
-            return Launch(name, args, kwargs, tuple(outputs), unpack=True)
-        outputs = [self._number(node)] if node.users else []
-        return Launch(name, args, kwargs, tuple(outputs))
+            made = list(parts)
+        else:
+            parts, outputs = [], [self._number(node)] if node.users else []
+            made = [node] if node.users else []
+        for base in alias.viewed(node):
+            for out in made:
+                if base in self.numbers and base.op != "get_attr":
+                    self._share(out, self.numbers[base])
+        writes = tuple(self.numbers[n] for n in alias.written([node]))
+        return Launch(name, args, kwargs, tuple(outputs), bool(parts), stream, writes)
 
     def _kernel(self, target: Any) -> str:
         name = target_name(target)
@@ -369,6 +459,7 @@ class Linker:
                     place.reason,
                     meta.source_line(node),
                     place.kind,
+                    unit.stream,
                 )
             )
 
@@ -392,18 +483,24 @@ def _view(tensor: Tensor) -> Any:
     return (address, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
-def _with_frees(
-    launches: list[Launch], outputs: tuple[Any, ...], constants: set[Buffer]
-) -> list[Launch | Free]:
-    """The launches with each buffer freed right after its last use."""
-    keep = set(buffers(outputs)) | constants
-    last: dict[Buffer, int] = {}
-    for i, launch in enumerate(launches):
-        for used in buffers((launch.args, dict(launch.kwargs), launch.outputs)):
-            last[used] = i
-    steps: list[Launch | Free] = []
-    for i, launch in enumerate(launches):
-        steps.append(launch)
-        dying = sorted((b for b, at in last.items() if at == i and b not in keep), key=repr)
-        steps += [Free(buffer) for buffer in dying]
-    return steps
+def _order(
+    units: Sequence[Unit], launched: Sequence[range], *, on_host: bool
+) -> Iterator[tuple[int, int]]:
+    """Pairs of launches (first, then) that must keep their order although no data says so: what
+    the user asked for, calls with effects, and random numbers (a CUDA generator hands them out
+    when a call is launched, the host's when it runs)."""
+    at = {node: span[-1] for unit, span in zip(units, launched, strict=True) for node in unit.nodes}
+    last: dict[str, int] = {}
+    barrier, drawn = None, None
+    for unit, span in zip(units, launched, strict=True):
+        firsts = {at[first] for n in unit.nodes for first in n.meta.get("after", ()) if first in at}
+        firsts |= {barrier} if barrier is not None else set()
+        if unit.is_barrier:
+            firsts.update(last.values())
+            barrier = span[-1]
+        if unit.is_random and on_host:
+            firsts |= {drawn} if drawn is not None else set()
+            drawn = span[-1]
+        for launch in span:
+            yield from ((first, launch) for first in sorted(firsts) if first < launch)
+        last[unit.stream] = span[-1]
