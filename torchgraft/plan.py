@@ -125,7 +125,7 @@ class Plan:
             for step in self.steps
             if not isinstance(step, Free)
         ]
-        widths = [max(map(len, (name, *column))) for name, *column in zip(columns, *rows, strict=True)]
+        widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
         lines = [columns, ["-" * width for width in widths], *rows]
         padded = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         return "\n".join(padded)

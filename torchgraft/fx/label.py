@@ -205,8 +205,9 @@ class _Reader:
 
     def lifetime(self, node: Node) -> None:
         """`Tensor.record_stream`: when memory is free again is the plan's own business."""
-        if node.users:
-            node.replace_all_uses_with(node.args[0])
+        value = node.args[0]
+        if isinstance(value, Node):
+            node.replace_all_uses_with(value)
         self._drop(node)
 
     def _event(self, node: Node, event: Any) -> Ends:

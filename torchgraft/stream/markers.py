@@ -51,11 +51,11 @@ _KERNELS = {
 }
 
 
-def define() -> torch.library.Library | None:
+def define() -> Any:
     """Define the operators; None where somebody else has, or will."""
     if importlib.util.find_spec("torchair") is not None or hasattr(torch.ops.air, "scope_enter"):
         return None
-    library = torch.library.Library("air", "FRAGMENT")
+    library: Any = torch.library.Library("air", "FRAGMENT")  # type: ignore[no-untyped-call]
     for schema in SCHEMAS:
         name = schema.partition("(")[0]
         library.define(schema)
