@@ -25,10 +25,16 @@ from torchgraft.fx.mark import in_fallback
 from torchgraft.plan import Buffer, Launch, Plan, is_literal
 from torchgraft.report import Placed, Report
 from torchgraft.run import host
+from torchgraft.stream import memory
 from torchgraft.stream.order import schedule
 from torchgraft.stream.prove import Hazard, hazards
 
 log = logging.getLogger("torchgraft")
+
+_SMALL = 1 << 20
+"""Bytes that are not worth a wait."""
+_MOST_RELIEFS = 16
+"""How often the plan is made again with more waits, until its memory fits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +116,34 @@ class Linker:
                 self.report.notes.append(
                     f"a wait was added, {kind} of {buffer}: {two}, after {one}"
                 )
-        return schedule(*parts, shared=self.shared, after=self.order)
+        plan = schedule(*parts, shared=self.shared, after=self.order)
+        return plan if len(plan.streams) == 1 else self._lean(plan)
+
+    def _lean(self, plan: Plan) -> Plan:
+        """The plan, with waits for memory where it would keep much more than one stream does."""
+        sizes = {b: nbytes(node.meta.get("val")) for node, b in self.numbers.items()}
+        parts = (plan.inputs, plan.constants)
+        single = schedule(*parts, memory.alone(plan), plan.outputs, shared=self.shared)
+        limit = max(self.config.stream_memory * memory.peak(single, sizes)[0], _SMALL)
+        orders = list(self.order)
+        for _ in range(_MOST_RELIEFS):
+            most, at = memory.peak(plan, sizes)
+            relief = memory.relief(plan, sizes, at) if most > limit else []
+            if not set(relief) - set(orders):
+                break
+            orders += relief
+            plan = schedule(*parts, self.launches, plan.outputs, shared=self.shared, after=orders)
+        if more := len(set(orders)) - len(set(self.order)):
+            self.report.notes.append(
+                f"{more} order{'s' * (more != 1)} between streams added, to keep memory within "
+                f"{self.config.stream_memory} times that of one stream"
+            )
+        most = memory.peak(plan, sizes)[0]
+        if most > limit:
+            self.report.notes.append(
+                f"the streams keep {most / limit:.2f} times the memory that stream_memory grants"
+            )
+        return plan
 
     def _hazard(self, plan: Plan, found: Hazard) -> tuple[str, str, str, str]:
         """A hazard in the words of the graph: value, kind, and the two calls with their lines."""
@@ -315,6 +348,13 @@ class Linker:
                     unit.stream,
                 )
             )
+
+
+def nbytes(value: Any) -> int:
+    """The size of a value in bytes; 0 where it is not known before it runs."""
+    if not isinstance(value, Tensor) or _torch.symbols_of(value):
+        return 0
+    return value.numel() * value.element_size()
 
 
 def _is_part(node: Node) -> bool:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchgraft.errors import BadPlan
+
+if TYPE_CHECKING:
+    from torchgraft.stream.prove import Hazard
 
 MAIN = "main"
 """The stream of the caller."""
@@ -113,6 +116,12 @@ class Plan:
     def streams(self) -> list[str]:
         """The streams of the plan, the caller's first."""
         return [MAIN, *sorted({step.stream for step in self.steps} - {MAIN})]
+
+    def hazards(self) -> list[Hazard]:
+        """Pairs of steps that may race: none in a plan that a compiled program runs."""
+        from torchgraft.stream.prove import hazards
+
+        return hazards(self)
 
     def timeline(self) -> str:
         """The plan as a picture in text: a column a stream, a line a step, in launch order.

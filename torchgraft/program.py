@@ -54,7 +54,11 @@ def _build(gm: GraphModule, config: Config, role: Role, name: str) -> Program:
     program = _assemble(gm, config, role, report)
     if config.mode in ("reduce-overhead", "max-autotune") and report.device == "cuda":
         program.run = cuda.Captured(
-            program.run, static=role.static, written=_written(gm), report=report
+            program.run,
+            static=role.static,
+            written=_written(gm),
+            report=report,
+            alias_outputs=config.alias_outputs,
         )
     _say(report, config)
     remember(report)
@@ -126,12 +130,16 @@ def _convert(gm: GraphModule, config: Config, watch: Watch | None) -> list[Conve
 def _link(gm: GraphModule, config: Config, role: Role, report: Report) -> Program:
     linker = Linker(gm, config, role, report, _assemble)
     plan = linker.plan()
-    run = link(plan, linker.kernels, linker.constants, report.device)
+    run = link(plan, linker.kernels, linker.constants, report.device, config.adversary)
     return Program(gm, plan, run, report, linker)
 
 
 def link(
-    plan: Plan, kernels: Mapping[str, host.Kernel], constants: Mapping[str, Any], device: str
+    plan: Plan,
+    kernels: Mapping[str, host.Kernel],
+    constants: Mapping[str, Any],
+    device: str,
+    adversary: int | None = None,
 ) -> _torch.Flat:
     """A function that runs the plan, which is proved first: list of inputs in, outputs out."""
     streams.prove(plan)
@@ -139,7 +147,7 @@ def link(
         return host.link(plan, kernels, constants)
     if device == "cuda":
         return streams.link_cuda(plan, kernels, constants)
-    return streams.link_host(plan, kernels, constants)
+    return streams.link_host(plan, kernels, constants, adversary)
 
 
 def _compared(program: Program, watch: Watch, captured: GraphModule, role: Role) -> Program:

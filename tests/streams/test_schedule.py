@@ -100,10 +100,10 @@ def test_data_order_is_kept_although_nobody_asked() -> None:
         "    record('side', 'after1')\n"
         "    wait('main', 'after1')\n"
         "    b3 = launch('main', 'add', b2, 1)\n"
+        "    free('main', b2)\n"
         "    b4 = launch('main', 'sub', b0, b1)\n"
         "    free('main', b0)\n"
         "    free('main', b1)\n"
-        "    free('main', b2)\n"
         "    return (b3, b4)"
     )
     naive = Plan.parse(
