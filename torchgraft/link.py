@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
-from torchgraft.codegen import alias, inductor, regions
+from torchgraft.codegen import inductor, regions
 from torchgraft.codegen.decide import decide
 from torchgraft.codegen.regions import ATEN, GENERATED, KERNEL, Place, Unit
 from torchgraft.config import Config
-from torchgraft.errors import ResultChanged, UnorderedUse, first_line
-from torchgraft.fx import dialect, label, meta
+from torchgraft.errors import ResultChanged, first_line
+from torchgraft.fx import alias, dialect, label, meta
 from torchgraft.fx.edit import target_name
 from torchgraft.fx.mark import in_fallback
 from torchgraft.plan import Buffer, Launch, Plan, is_literal
@@ -27,7 +27,6 @@ from torchgraft.report import Placed, Report
 from torchgraft.run import host
 from torchgraft.stream import memory
 from torchgraft.stream.order import schedule
-from torchgraft.stream.prove import Hazard, hazards
 
 log = logging.getLogger("torchgraft")
 
@@ -95,27 +94,7 @@ class Linker:
                 setattr(self.gm, name, self.owned[_view(tensor)])
         self.order = [(one + len(first), two + len(first)) for one, two in self.order]
         self.launches[:0] = first
-        return self.scheduled(inputs, constants, outputs)
-
-    def scheduled(
-        self,
-        inputs: tuple[Buffer, ...],
-        constants: tuple[tuple[Buffer, str], ...],
-        outputs: tuple[Any, ...],
-    ) -> Plan:
-        """The launches with every wait that data and the user ask for. Order that the user wrote
-        as events and that does not suffice is an error; that of markers is completed, and said."""
-        explicit = self.gm.meta.get("explicit_order", "")
         parts = (inputs, constants, self.launches, outputs)
-        if explicit and not self.role.is_backward:
-            written = schedule(*parts, shared=self.shared, after=self.order, data=False)
-            for found in hazards(written):
-                if explicit == "events":
-                    raise UnorderedUse(*self._hazard(written, found))
-                buffer, kind, one, two = self._hazard(written, found)
-                self.report.notes.append(
-                    f"a wait was added, {kind} of {buffer}: {two}, after {one}"
-                )
         plan = schedule(*parts, shared=self.shared, after=self.order)
         return plan if len(plan.streams) == 1 else self._lean(plan)
 
@@ -144,27 +123,6 @@ class Linker:
                 f"the streams keep {most / limit:.2f} times the memory that stream_memory grants"
             )
         return plan
-
-    def _hazard(self, plan: Plan, found: Hazard) -> tuple[str, str, str, str]:
-        """A hazard in the words of the graph: value, kind, and the two calls with their lines."""
-        names = {buffer: node for node, buffer in self.numbers.items()}
-        value = names.get(found.buffer)
-
-        def said(at: int) -> str:
-            if not 0 <= at < len(plan.steps):
-                return "the caller"
-            step = plan.steps[at]
-            if not isinstance(step, Launch):
-                return str(step)
-            unit = next((u for u in self.units if u.name == step.kernel), None)
-            made = [names[b] for b in step.outputs if b in names]
-            nodes = unit.nodes if unit is not None else made
-            near = [n for n in nodes if value is n or value in n.all_input_nodes] or nodes
-            where = label.said(near[0]) if near else step.kernel
-            return f"{where} on stream {step.stream!r}"
-
-        name = value.name if value is not None else str(found.buffer)
-        return name, found.kind, said(found.first), said(found.second)
 
     def _control_flow(self) -> dict[Node, Place]:
         """Where branches and loops run: each branch is compiled, a program of its own."""

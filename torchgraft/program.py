@@ -18,8 +18,8 @@ from torchgraft import _torch
 from torchgraft.codegen import regions
 from torchgraft.config import Config
 from torchgraft.convert.run import convert, unheard
-from torchgraft.errors import NotCompiled, ResultChanged
-from torchgraft.fx import label, meta
+from torchgraft.errors import NotCompiled, ResultChanged, UnorderedUse
+from torchgraft.fx import label, meta, race
 from torchgraft.link import Linker, Role
 from torchgraft.passes import pipeline
 from torchgraft.plan import Plan
@@ -96,7 +96,8 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
     labels = label.Labels()
     report.steps = pipeline.run(gm, meta.inputs_of(gm), config, watch, labels)
     report.notes += labels.notes
-    gm.meta["explicit_order"] = labels.explicit
+    if labels.explicit and not role.is_backward:
+        report.notes += _completed(gm, labels.explicit)
     report.notes += unheard(gm, config)
     report.conversions = _convert(gm, config, watch)
     regions.keep_old(gm)
@@ -109,6 +110,18 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
         program = _compared(program, watch, captured, role)
     report.seconds["code"] = time.perf_counter() - start
     return program
+
+
+def _completed(gm: GraphModule, explicit: str) -> list[str]:
+    """Order that was written as events and does not suffice is an error; that of marker operators
+    is completed, as all order that data asks for is, and that is said."""
+    notes = []
+    for value, kind, one, two in race.races(gm):
+        if explicit == "events":
+            raise UnorderedUse(value.name, kind, race.said(one), race.said(two))
+        wait = f"{race.said(two)}, after {race.said(one)}"
+        notes.append(f"a wait was added, {kind} of {value.name}: {wait}")
+    return notes
 
 
 def _convert(gm: GraphModule, config: Config, watch: Watch | None) -> list[Conversion]:

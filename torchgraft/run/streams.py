@@ -148,11 +148,18 @@ class _Worker:
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._loop, args=(self._jobs,), daemon=True).start()
-        weakref.finalize(self, self._jobs.put, None)
+        thread = threading.Thread(target=self._loop, args=(self._jobs,), daemon=True)
+        thread.start()
+        weakref.finalize(self, self._stop, self._jobs, thread)
 
     def submit(self, job: Callable[[], Any]) -> None:
         self._jobs.put(job)
+
+    @staticmethod
+    def _stop(jobs: queue.SimpleQueue[Callable[[], Any] | None], thread: threading.Thread) -> None:
+        jobs.put(None)
+        if thread is not threading.current_thread():  # at exit, none may be left inside torch
+            thread.join()
 
     @staticmethod
     def _loop(jobs: queue.SimpleQueue[Callable[[], Any] | None]) -> None:
