@@ -619,3 +619,18 @@ def schemas_of(kind: str) -> list[str]:
 def operator_names() -> set[str]:
     """Every operator's name, without overloads."""
     return {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+
+
+def mark_static(tensor: Tensor, dim: int) -> None:
+    """Let torch.compile take each size of a dim for a fixed one (torch 2.11 to 2.13)."""
+    import torch._dynamo
+
+    torch._dynamo.mark_static(tensor, dim)
+
+
+def register_backend(name: str, compiler: Callable[..., Any]) -> None:
+    """Let `torch.compile(backend=name)` find a compiler; one of that name stays (2.11 to 2.13)."""
+    from torch._dynamo.backends import registry
+
+    if name not in registry._COMPILER_FNS:
+        registry.register_backend(compiler, name=name)

@@ -15,7 +15,9 @@ COMMANDS = {
     "codegen": "torchgraft.cli.codegen:codegen",
     "doctor": "torchgraft.cli.doctor:doctor",
     "new": "torchgraft.cli.new:new",
+    "compat-path": "torchgraft.cli.run:compat_path",
     "op-plugin": "torchgraft.cli.plugin:op_plugin",
+    "run": "torchgraft.cli.run:run",
 }
 """Where each command is; its module is imported when the command is used."""
 

@@ -151,7 +151,9 @@ class Section:
             self._values[name] = value
         elif name in self.options:
             given = value.raw if isinstance(value, Option) else value
-            self._values[name] = Option(self.options[name].check(given))
+            kind = self.options[name]
+            unset = given is None and kind.default is None
+            self._values[name] = Option(None if unset else kind.check(given))
         else:
             raise ValueError(self._unknown(name))
 

@@ -1,0 +1,77 @@
+"""`torchair.scope`: what holds for a part of a model, as marks in its graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgraft.compat.notes import without_effect
+from torchgraft.stream.markers import LABEL
+
+_TUNING = "this tunes the NPU; the program's result is the same"
+
+
+@contextlib.contextmanager
+def _scope(**attributes: str) -> Iterator[None]:
+    torch.ops.air.scope_enter(list(attributes), list(attributes.values()))
+    try:
+        yield
+    finally:
+        torch.ops.air.scope_exit()
+
+
+def npu_stream_switch(
+    stream_tag: str, stream_priority: int = 0, enable_inner_parallel: bool = True
+) -> contextlib.AbstractContextManager[None]:
+    """Inside, operators run on the stream of this name."""
+    return _scope(
+        **{
+            LABEL: stream_tag,
+            "_user_stream_priority": str(stream_priority),
+            "_enable_inner_parallel": str(enable_inner_parallel).lower(),
+        }
+    )
+
+
+def super_kernel(scope: str | None, options: str = "") -> contextlib.AbstractContextManager[None]:
+    """Operators to be fused into one kernel of the NPU; the generator here fuses what it can."""
+    without_effect("scope.", {"super_kernel": _TUNING})
+    return _scope(_super_kernel_scope=scope or "", _super_kernel_options=options)
+
+
+def limit_core_num(
+    op_aicore_num: int, op_vectorcore_num: int
+) -> contextlib.AbstractContextManager[None]:
+    """How many cores of the NPU operators may use."""
+    without_effect("scope.", {"limit_core_num": _TUNING})
+    return _scope(_op_aicore_num=str(op_aicore_num), _op_vectorcore_num=str(op_vectorcore_num))
+
+
+def op_never_timeout(enable: bool = True) -> contextlib.AbstractContextManager[None]:
+    """Operators that may run for as long as they like."""
+    if not isinstance(enable, bool):
+        raise TypeError(f"op_never_timeout: expected True or False, got {enable!r}")
+    without_effect("scope.", {"op_never_timeout": "nothing times out here"})
+    return _scope(_op_exec_never_timeout=str(enable).lower())
+
+
+def data_dump() -> contextlib.AbstractContextManager[None]:
+    """Operators whose tensors a dump keeps."""
+    without_effect("scope.", {"data_dump": "dump_config keeps the tensors of the whole graph"})
+    return _scope(torchair_enable_data_dump="true")
+
+
+def npu_wait_tensor(self: Tensor, dependency: Tensor) -> Tensor:
+    """`self`, once `dependency` is there. Uses of `self` from here on wait, too."""
+    result: Tensor = torch.ops.air.wait_tensor(self, dependency)
+    return result
+
+
+def __getattr__(name: str) -> Any:
+    from torchgraft.compat.refused import refuse
+
+    return refuse("torchair.scope", name)
