@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import threading
 import warnings
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ def without_effect(where: str, found: Mapping[str, str]) -> None:
 
 def _outside() -> int:
     """The stack level of the first caller that is not torchgraft, for a warning."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HOME):
+    level, frame = 0, inspect.currentframe()
+    while frame and frame.f_back and frame.f_code.co_filename.startswith((_HOME, "<")):
         level, frame = level + 1, frame.f_back
     return level
 

@@ -151,16 +151,19 @@ def wrap(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return _Engine(recipe, source).eval()
+        return _module(recipe, source).eval()
 
 
-class _Engine(torch.jit.ScriptModule):
-    """A module of one method that runs its engine."""
+def _module(recipe: bytes, source: str) -> torch.jit.ScriptModule:
+    """A module of one method; its class is its own, since TorchScript compiles a class once."""
 
-    def __init__(self, recipe: bytes, source: str) -> None:
-        super().__init__()
-        self.register_buffer("engine", torch.frombuffer(bytearray(recipe), dtype=torch.uint8))
-        self.define(source)
+    class Engine(torch.jit.ScriptModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("engine", torch.frombuffer(bytearray(recipe), dtype=torch.uint8))
+            self.define(source)
+
+    return Engine()
 
 
 def _result(kind: Any, program: graft.Compiled, fresh: Any) -> tuple[str, str]:
