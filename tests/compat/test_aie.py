@@ -116,9 +116,7 @@ def test_every_front_end(ascend: Path) -> None:
 
 
 @pytest.mark.feature("torch_aie", "require_full_compilation, torch_executed_ops, min_block_size")
-def test_fallback_is_asked_for_and_refused(
-    ascend: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fallback_is_asked_for_and_refused(ascend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch_aie
 
     monkeypatch.setenv("TORCHGRAFT_MODE", "default")
@@ -171,7 +169,9 @@ def test_arguments_are_checked(ascend: Path, arguments: Any, said: str) -> None:
 def test_inputs_are_checked(ascend: Path) -> None:
     import torch_aie
 
-    one = torch_aie.Input(shape=[1, 3], dtype=torch_aie.dtype.INT32, format=torch_aie.TensorFormat.ND)
+    one = torch_aie.Input(
+        shape=[1, 3], dtype=torch_aie.dtype.INT32, format=torch_aie.TensorFormat.ND
+    )
     assert (one.shape, one.dtype, one.shape_mode.name) == ((1, 3), torch.int32, "STATIC")
     for arguments, said in [
         ({}, "expected shape, or min_shape and max_shape"),

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 import torchgraft as graft
 from torchgraft.backend import compile_graph
 from torchgraft.compat import notes, settings
-from torchgraft.compat.air import convert, dump, ops
+from torchgraft.compat.air import convert, dump, ops, scope
 from torchgraft.compat.air.config import CompilerConfig, NpuGraphExConfig, as_torchair, from_options
 from torchgraft.compat.air.log import logger
 from torchgraft.passes.pattern.define import Pattern
@@ -131,7 +131,7 @@ def native(
     config: CompilerConfig, dumps: dump.Dumps, decompositions: Mapping[Any, Callable[..., Any]]
 ) -> graft.Config:
     """The same as a config of torchgraft."""
-    pre = [ops.events, dumps.original, _told(config, "post_grad_custom_pre_pass")]
+    pre = [scope.notes, ops.events, dumps.original, _told(config, "post_grad_custom_pre_pass")]
     post = [_told(config, "post_grad_custom_post_pass"), convert.automatic]
     return graft.Config(
         mode="eager" if dumps.eager else settings.mode(MODES[config.mode.value]),

@@ -206,7 +206,9 @@ def _call(net: Net, node: Node, prototype: Prototype) -> list[Value] | None:
     ):
         return None
     inputs = {
-        port.name: map_aggregate(given.get(a.name), lambda n: Value(n) if isinstance(n, Node) else n)
+        port.name: map_aggregate(
+            given.get(a.name), lambda n: Value(n) if isinstance(n, Node) else n
+        )
         for port, a in zip(prototype.inputs, tensors, strict=True)
     }
     attrs = {

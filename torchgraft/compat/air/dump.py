@@ -101,7 +101,9 @@ class Recorder:
 
     def keep(self, step: int, node: Node, part: str, values: Any) -> None:
         """Write the tensors among some values."""
-        if self.parts not in ("all", part.lower()) or (self.layers and node.name not in self.layers):
+        if self.parts not in ("all", part.lower()) or (
+            self.layers and node.name not in self.layers
+        ):
             return
         import numpy
 

@@ -184,9 +184,7 @@ def _unregistered(op_type: str) -> Exception:
     )
 
 
-def _positional(
-    prototype: Prototype, args: Sequence[Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _positional(prototype: Prototype, args: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     names = [port.name for port in prototype.inputs]
     count = len(names) + len(prototype.attrs)
     if len(args) != count:
@@ -267,7 +265,9 @@ def builder(name: str) -> Callable[..., Any]:
         counted = [key for key in attrs if key.startswith("size_of_")]
         sizes = {key.removeprefix("size_of_"): attrs.pop(key) for key in counted}
         given = dict(zip((port.name for port in prototype.inputs), args, strict=False))
-        outputs = [(p.name, sizes[p.name]) if p.name in sizes else p.name for p in prototype.outputs]
+        outputs = [
+            (p.name, sizes[p.name]) if p.name in sizes else p.name for p in prototype.outputs
+        ]
         kinds = {attr.name: attrs_module.KINDS[attr.type] for attr in prototype.attrs}
         _check_names(prototype, "attribute", attrs, prototype.attrs)
         typed = {key: kinds[key](value) for key, value in attrs.items()}

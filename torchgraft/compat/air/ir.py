@@ -53,7 +53,11 @@ class IrDef:
 
     def prototype(self) -> Prototype:
         return Prototype(
-            self.name, tuple(self.inputs), tuple(self.outputs), tuple(self.attrs), "a generated file"
+            self.name,
+            tuple(self.inputs),
+            tuple(self.outputs),
+            tuple(self.attrs),
+            "a generated file",
         )
 
 

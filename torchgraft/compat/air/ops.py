@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from torchgraft.compat.notes import without_effect
+
+from torchgraft.fx.label import stream_of
+from torchgraft.stream.markers import LABEL
 
 _LIBRARY = torch.library.Library("air", "FRAGMENT")  # lives as long as the process
 _SCHEMAS = {
@@ -21,7 +23,9 @@ _SCHEMAS = {
 }
 
 
-def _print(template: str, tensors: list[Tensor], summarize_size: int, detail: bool) -> None:
+def _print(
+    template: str, tensors: list[Tensor], summarize_size: int = 3, detail: bool = False
+) -> None:
     import numpy
 
     shown = []
@@ -116,7 +120,6 @@ def npu_tagged_event_wait(event: _Event) -> None:
 
 def npu_record_tagged_stream(input: Tensor, tagged_stream: str) -> None:
     """Keep a tensor's memory until a stream is done with it; a plan here does so by itself."""
-    without_effect("ops.", {"npu_record_tagged_stream": "a plan keeps memory until its last use"})
     torch.ops.air.record_tagged_stream(input, tagged_stream)
 
 
@@ -124,23 +127,28 @@ def events(gm: GraphModule, example_inputs: Sequence[Any], config: Any) -> None:
     """A pass: let tagged events be records, and waits for the last of them."""
     air = torch.ops.air
     points: dict[str, Node] = {}
+
+    def mark(node: Node, target: Any, *args: Any) -> Node:
+        """A marker in the place of a node, on its stream."""
+        with gm.graph.inserting_before(node):
+            scope = ([LABEL], [stream_of(node)])
+            gm.graph.call_function(air.scope_enter.default, scope)
+            made = gm.graph.call_function(target, args)
+            gm.graph.call_function(air.scope_exit.default)
+        gm.graph.erase_node(node)
+        return made
+
     for node in list(gm.graph.nodes):
         if node.target is air.tagged_event_record.default:
-            with gm.graph.inserting_before(node):
-                points[str(node.args[0])] = gm.graph.call_function(air.record.default)
+            points[str(node.args[0])] = mark(node, air.record.default)
         elif node.target is air.tagged_event_wait.default:
             tag = str(node.args[0])
             if tag not in points:
                 raise RuntimeError(f"tagged event {tag!r} is waited for, and never recorded before")
-            with gm.graph.inserting_before(node):
-                gm.graph.call_function(air.wait.default, ([points[tag]],))
-        else:
-            continue
-        gm.graph.erase_node(node)
+            mark(node, air.wait.default, [points[tag]])
 
 
 def __getattr__(name: str) -> Any:
     from torchgraft.compat.refused import refuse
 
     return refuse("torchair.ops", name)
-
