@@ -53,7 +53,7 @@ def torchgraft(
         forward=functools.partial(compiler, is_inference=False),
         backward=functools.partial(compiler, is_inference=False, is_backward=True),
         inference=compiler,
-        decompositions=dialect.decompositions(keep=candidates(config)),
+        decompositions=dialect.decompositions(candidates(config), config.decompositions),
     )
     compiled: Callable[..., Any] = aot(gm, example_inputs)
     return compiled
@@ -71,6 +71,7 @@ def _compile(
 ) -> _torch.Flat:
     gm.meta["fake_mode"] = _torch.fake_mode_of(inputs)
     kind = "inference" if is_inference else "backward" if is_backward else "forward"
+    gm.meta["kind"] = kind  # for a pass that treats them differently
     static = _torch.static_inputs() if not is_backward else frozenset()
     role = Role("torch.compile", is_inference, is_backward, static)
     with _torch.unfaked():

@@ -60,9 +60,9 @@ def compile(
     config = Config.given(config).replace(**fields)
     if isinstance(model, (str, os.PathLike)):
         model = load(model)
-    name = _name(model)
+    name, own = _name(model), config.decompositions
     if isinstance(model, ExportedProgram):
-        taken = from_exported(model, freeze=config.freeze, keep=candidates(config))
+        taken = from_exported(model, freeze=config.freeze, keep=candidates(config), own=own)
         if config.verify != "off" and model.example_inputs is not None:
             _samples(taken, _torch.flatten(model.example_inputs)[0])
         return Compiled(name, "export", [taken], config)
@@ -79,7 +79,7 @@ def compile(
     if branches:
         return Partial(name, model, declared, config, translated.branches)
     keep = candidates(config)
-    captures = [capture(model, one, freeze=config.freeze, keep=keep) for one in declared]
+    captures = [capture(model, one, freeze=config.freeze, keep=keep, own=own) for one in declared]
     if config.verify != "off":
         for taken, one in zip(captures, declared, strict=True):
             leaves = _torch.flatten((one.args, one.kwargs))[0]

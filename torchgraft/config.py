@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchgraft.errors import BadValue, UnknownName
 
 if TYPE_CHECKING:
@@ -16,6 +18,14 @@ if TYPE_CHECKING:
 
 VERIFY = ("off", "each", "end", "pin")
 MODES = ("eager", "default", "reduce-overhead", "max-autotune")
+PRECISIONS = {
+    "float32": (torch.float32, False),
+    "float16": (torch.float16, False),
+    "bfloat16": (torch.bfloat16, False),
+    "mixed-float16": (torch.float16, True),
+    "mixed-bfloat16": (torch.bfloat16, True),
+}
+"""What `Config.precision` may be: the type to compute in, and whether sensitive calls keep theirs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +65,14 @@ class Config:
     """Fewer nodes than this in a region: they run on ATen."""
     require_full_compilation: bool = False
     """Raise `NotCompiled`, with every culprit, where a node would run on ATen."""
+    precision: str | None = None
+    """The type to compute in: `float16`, `bfloat16` or `float32` for all floating-point calls,
+    `mixed-float16` or `mixed-bfloat16` for all but the sensitive ones. Inputs and outputs keep
+    their types, and so do custom operators. None: as the program says."""
+    decompositions: Mapping[Any, Callable[..., Any]] = dataclasses.field(
+        default_factory=dict, hash=False
+    )
+    """Functions that take the place of operators while a program is traced, over torch's own."""
     verify: str = "off"
     """`each`: run the graph before and after every pass and converter, and raise `ResultChanged`
     where results differ. `end`: compare the compiled program with the captured graph. `pin`: both,
@@ -74,6 +92,11 @@ class Config:
             if not isinstance(passes, (list, tuple)) or not all(map(callable, passes)):
                 raise BadValue(f"Config.{field}", passes, "a list of functions")
             object.__setattr__(self, field, tuple(passes))
+        if self.precision is not None and self.precision not in PRECISIONS:
+            raise UnknownName("precision", self.precision, PRECISIONS, where="Config.precision")
+        if not isinstance(self.decompositions, Mapping):
+            raise BadValue("Config.decompositions", self.decompositions, "operators to functions")
+        object.__setattr__(self, "decompositions", MappingProxyType(dict(self.decompositions)))
         if self.verify not in VERIFY:
             raise UnknownName("check", self.verify, VERIFY, where="Config.verify")
         if not isinstance(self.require_full_compilation, bool):
@@ -101,7 +124,8 @@ class Config:
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {name: getattr(self, name) for name in FIELDS}
-        return Config.of, ({**fields, "inductor": dict(self.inductor)},)
+        plain = {name: dict(fields[name]) for name in ("inductor", "decompositions")}
+        return Config.of, ({**fields, **plain},)
 
     def replace(self, **changes: Any) -> Config:
         """A copy with some fields changed; an unknown field raises and suggests the nearest."""

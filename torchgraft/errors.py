@@ -513,3 +513,23 @@ class NeverFired(GraftError):
             f"pattern {name!r}: nothing was checked, every drawn input was refused:\n  {lines}\n"
             f"Say which values to use: pattern.check(lo=-128, hi=127, x=torch.randn(2, 3))."
         )
+
+
+class WouldShadow(GraftError):
+    """An Ascend package is really installed, and a stand-in would hide it."""
+
+    def __init__(self, found: dict[str, str]) -> None:
+        self.found = dict(found)
+        where = "".join(f"\n  {name}: {place}" for name, place in self.found.items())
+        super().__init__(
+            f"installed here, and would be hidden:{where}\n"
+            f"Run the script with plain python, or say install(force=True) (--force) to hide them."
+        )
+
+
+class NotOnThisDevice(GraftError, NotImplementedError):
+    """Something of an Ascend package that needs the real device."""
+
+    def __init__(self, feature: str, nearest: str) -> None:
+        self.feature, self.nearest = feature, nearest
+        super().__init__(f"{feature} needs an NPU. {nearest}")

@@ -19,6 +19,7 @@ from torchgraft.passes.builtin import BUILTIN, dead_code
 from torchgraft.passes.pattern.define import STAGE, Pattern
 from torchgraft.passes.pattern.rewrite import apply
 from torchgraft.passes.pattern.search import Index
+from torchgraft.passes.precision import PRECISION
 from torchgraft.passes.registry import Entry, current
 from torchgraft.passes.spec import STAGES, Pass, as_pass
 from torchgraft.report import Step
@@ -34,6 +35,7 @@ def passes_for(config: Config) -> list[Entry]:
         if not isinstance(given, Pattern):
             raise BadValue("Config.patterns", given, "patterns, as graft.pattern makes them")
     passes = [
+        *([PRECISION] if config.precision is not None else []),
         *BUILTIN,
         *(as_pass(fn, "pre") for fn in config.pre_passes),
         *registry,

@@ -1,0 +1,164 @@
+"""`torch.npu` where another device stands for the NPU. On a CPU every call has ended when it
+returns, so streams and events there are names; on CUDA they are CUDA's own."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torchgraft.compat import device as devices
+from torchgraft.errors import NotOnThisDevice
+
+_MAIN = "main"
+
+
+def _cuda() -> bool:
+    return devices.kind() == "cuda"
+
+
+class _HostStream:
+    """A stream of the host: its work is done when the call returns."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        self.device, self.priority = torch.device("cpu"), priority
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def wait_stream(self, stream: Any) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        event = event or _HostEvent()
+        event.record(self)
+        return event
+
+
+class _HostEvent:
+    """An event of the host: a moment."""
+
+    def __init__(self, enable_timing: bool = False, **kwargs: Any) -> None:
+        self._at = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self._at = time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: _HostEvent) -> float:
+        """Milliseconds from this event to another."""
+        return (end._at - self._at) * 1000
+
+
+def Stream(device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
+    """A new stream of the device that stands for the NPU."""
+    if not _cuda():
+        return _HostStream(device, priority)
+    return torch.cuda.Stream(devices.mapped(device, "cuda"), priority)
+
+
+def Event(enable_timing: bool = False, **kwargs: Any) -> Any:
+    """A new event of the device that stands for the NPU."""
+    return torch.cuda.Event(enable_timing) if _cuda() else _HostEvent(enable_timing)
+
+
+_DEFAULT = _HostStream()
+_current = _DEFAULT
+
+
+@contextlib.contextmanager
+def stream(stream: Any) -> Iterator[None]:
+    """Inside, calls go to the stream."""
+    if _cuda():
+        with torch.cuda.stream(stream):
+            yield
+        return
+    before = current_stream()
+    set_stream(stream)
+    try:
+        yield
+    finally:
+        set_stream(before)
+
+
+def current_stream(device: Any = None) -> Any:
+    return torch.cuda.current_stream() if _cuda() else _current
+
+
+def default_stream(device: Any = None) -> Any:
+    return torch.cuda.default_stream() if _cuda() else _DEFAULT
+
+
+def set_stream(stream: Any) -> None:
+    global _current
+    if _cuda():
+        torch.cuda.set_stream(stream)
+    else:
+        _current = stream
+
+
+def synchronize(device: Any = None) -> None:
+    """Wait for all that was started."""
+    if _cuda():
+        torch.cuda.synchronize(devices.mapped(device, "cuda"))
+
+
+def is_available() -> bool:
+    return True
+
+
+def device_count() -> int:
+    return torch.cuda.device_count() if _cuda() else 1
+
+
+def current_device() -> int:
+    return torch.cuda.current_device() if _cuda() else 0
+
+
+def set_device(device: Any) -> None:
+    """Choose the device. A CPU stands for every NPU there is."""
+    if _cuda():
+        torch.cuda.set_device(devices.mapped(device, "cuda"))
+
+
+def get_device_name(device: Any = None) -> str:
+    return f"{devices.kind()} in place of an NPU"
+
+
+def manual_seed(seed: int) -> None:
+    torch.manual_seed(seed)
+
+
+manual_seed_all = manual_seed
+
+
+def empty_cache() -> None:
+    if _cuda():
+        torch.cuda.empty_cache()
+
+
+def memory_allocated(device: Any = None) -> int:
+    """Bytes in use; a CPU does not count them."""
+    return torch.cuda.memory_allocated() if _cuda() else 0
+
+
+max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    nearest = "Streams, events and memory of the simulated device: torchgraft run --device npu."
+    raise NotOnThisDevice(f"torch.npu.{name}", nearest)
