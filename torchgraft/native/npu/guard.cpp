@@ -4,6 +4,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
 
 #include <cstring>
 #include <random>
@@ -147,6 +148,13 @@ const bool hooked = [] {
 }();
 
 }  // namespace
+
+// The generator that `torch.npu` seeds and saves.
+TORCH_LIBRARY_FRAGMENT(torchgraft_npu, m) {
+  m.def("default_generator(int device) -> Generator?", [](int64_t device) {
+    return default_generator(static_cast<c10::DeviceIndex>(device));
+  });
+}
 
 // --- generators ------------------------------------------------------------------------------
 

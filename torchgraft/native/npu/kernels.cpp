@@ -248,7 +248,7 @@ int64_t sdp_choice(const Tensor&, const Tensor&, const Tensor&, const std::optio
 }  // namespace
 
 // Convolutions under names of our own, so that they go the way of every other operator.
-TORCH_LIBRARY(torchgraft_npu, m) {
+TORCH_LIBRARY_FRAGMENT(torchgraft_npu, m) {
   m.def(
       "convolution(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
       "int[] dilation, bool transposed, int[] output_padding, int groups) -> Tensor");
@@ -266,6 +266,15 @@ TORCH_LIBRARY_IMPL(torchgraft_npu, CPU, m) {
 TORCH_LIBRARY_IMPL(torchgraft_npu, Meta, m) {
   m.impl("convolution", TORCH_FN(at::convolution));
   m.impl("convolution_backward", TORCH_FN(convolution_backward_plain));
+}
+
+// A copy resolves these lazy marks itself; resolving them before it would take a copy.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {

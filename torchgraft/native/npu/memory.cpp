@@ -405,7 +405,7 @@ const char* graft_npu_open() noexcept {
     graft::npu::arenas();
     struct sigaction action = {};
     action.sa_sigaction = graft::npu::on_fault;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
     sigaction(SIGSEGV, &action, &graft::npu::before_us);
     return nullptr;
   } catch (const c10::Error& error) {

@@ -304,6 +304,8 @@ void graft_npu_set_adversary(int64_t seed) {
 
 int64_t graft_npu_adversary() { return graft::npu::adversary; }
 
+int graft_npu_device_count() { return graft::npu::settings().devices; }
+
 bool graft_npu_forked() { return graft::npu::forked; }
 
 // Ends the threads of the streams: what has not begun is not run.
