@@ -13,6 +13,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -652,3 +653,13 @@ def register_backend(name: str, compiler: Callable[..., Any]) -> None:
 
     if name not in registry._COMPILER_FNS:
         registry.register_backend(compiler, name=name)
+
+
+def register_device(name: str, module: ModuleType) -> None:
+    """Make `module` what `torch.<name>` is; part of torch's interface for devices of others."""
+    torch._register_device_module(name, module)
+
+
+def drop_fake(name: str) -> None:
+    """Forget the fake of an op, so that its Meta kernel decides. Torch 2.4 to 2.13."""
+    torch._library.simple_registry.singleton.find(name).fake_impl.kernels.clear()

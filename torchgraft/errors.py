@@ -449,6 +449,15 @@ class KernelBuild(GraftError):
         super().__init__(f"kernel of operator {op!r} ({source}) does not build:\n  {said}{more}")
 
 
+class NativeBuild(GraftError):
+    """The C++ part of torchgraft cannot be built on this machine."""
+
+    def __init__(self, target: str, said: str, log: str = "") -> None:
+        self.target, self.said, self.log = target, said, log
+        more = f"\nAll of what was said: {log}" if log else ""
+        super().__init__(f"native target {target!r} does not build:\n  {said}{more}")
+
+
 class BadGradient(GraftError):
     """A backward returned gradients that do not fit the inputs."""
 

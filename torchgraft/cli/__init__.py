@@ -14,6 +14,7 @@ from torchgraft.errors import GraftError
 COMMANDS = {
     "codegen": "torchgraft.cli.codegen:codegen",
     "doctor": "torchgraft.cli.doctor:doctor",
+    "native": "torchgraft.cli.native:native",
     "new": "torchgraft.cli.new:new",
     "compat-path": "torchgraft.cli.run:compat_path",
     "op-plugin": "torchgraft.cli.plugin:op_plugin",
