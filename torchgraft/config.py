@@ -25,7 +25,8 @@ PRECISIONS = {
     "mixed-float16": (torch.float16, True),
     "mixed-bfloat16": (torch.bfloat16, True),
 }
-"""What `Config.precision` may be: the type to compute in, and whether sensitive calls keep theirs."""
+"""What `Config.precision` may be: the type to compute in, and whether sensitive calls keep theirs.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

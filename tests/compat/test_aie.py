@@ -111,7 +111,7 @@ def test_every_front_end(ascend: Path) -> None:
         torch.testing.assert_close(one(x), net(x))
     with pytest.raises(TypeError, match="takes a ScriptModule, got Linear"):
         mindietorch.compile(net, ir="ts", inputs=given)
-    with pytest.raises(ValueError, match="gears .* are for TorchScript"):
+    with pytest.raises(ValueError, match=r"gears .* are for TorchScript"):
         mindietorch.compile(net, ir="dynamo", inputs=[given, given])
 
 

@@ -45,7 +45,7 @@ def test_a_script_runs_as_main(tmp_path: Path) -> None:
     assert ran.returncode == 1
     assert ran.stderr.splitlines()[:2] == [
         "Traceback (most recent call last):",
-        f'  File "script.py", line 7, in <module>',
+        '  File "script.py", line 7, in <module>',
     ]
     assert ran.stderr.splitlines()[-1] == "KeyError: 'mine'"
 

@@ -86,5 +86,8 @@ def _show(error: Exception, script: str) -> None:
 @click.command("compat-path")
 @_force
 def compat_path(force: bool) -> None:
-    """Print what PYTHONPATH needs for Ascend packages: PYTHONPATH=$(torchgraft compat-path) pytest"""
+    """Print what PYTHONPATH needs for a process to find the Ascend packages.
+
+    PYTHONPATH=$(torchgraft compat-path) pytest runs a test suite with them.
+    """
     click.echo(compat.python_path(force=force))

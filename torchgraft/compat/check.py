@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def check(path: Path) -> list[Problem]:
     """Every use of an Ascend package that fails or has no effect, in order."""
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     names = dict(_names(tree))
-    was_installed = any(isinstance(finder, compat.Finder) for finder in _finders())
+    was_installed = any(isinstance(finder, compat.Finder) for finder in sys.meta_path)
     compat.install(force=True)
     try:
         found = [*_uses(tree, names, str(path)), *_options(tree, str(path))]
@@ -43,12 +44,6 @@ def check(path: Path) -> list[Problem]:
         if not was_installed:
             compat.uninstall()
     return sorted(set(found))
-
-
-def _finders() -> list[Any]:
-    import sys
-
-    return sys.meta_path
 
 
 def _names(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -59,17 +54,20 @@ def _names(tree: ast.AST) -> Iterator[tuple[str, str]]:
                 head = alias.name.partition(".")[0]
                 if head in (*compat.NAMES, "torch"):
                     yield alias.asname or head, alias.name if alias.asname else head
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            if node.module.partition(".")[0] in compat.NAMES:
-                for alias in node.names:
-                    yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.ImportFrom) and _is_ours(node):
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+
+
+def _is_ours(node: ast.ImportFrom) -> bool:
+    return not node.level and str(node.module).partition(".")[0] in compat.NAMES
 
 
 def _uses(tree: ast.AST, names: dict[str, str], path: str) -> Iterator[Problem]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             dotted = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif isinstance(node, ast.ImportFrom) and _is_ours(node):
             dotted = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Attribute):
             dotted = [_dotted(node, names)]

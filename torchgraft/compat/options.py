@@ -39,7 +39,7 @@ class Option:
 
 
 class Kind:
-    """What an option may be: its default, its check, and why it has no effect here if it has none."""
+    """What an option may be: its default, its check, and why it has no effect if it has none."""
 
     def __init__(self, default: Any, check: Callable[[Any], Any], idle: str | None = None) -> None:
         self.default, self.check, self.idle = default, check, idle

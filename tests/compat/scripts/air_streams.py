@@ -1,6 +1,7 @@
 """A pass that moves two operators to a stream of their own and lets a third wait for them."""
 
 import logging
+import sys
 
 import torch
 import torch_npu
@@ -37,7 +38,7 @@ def two_streams(gm, example_inputs, config: torchair.CompilerConfig):
 
 config = torchair.CompilerConfig()
 config.post_grad_custom_pre_pass = two_streams
-config.mode = MODE if "MODE" in globals() else "max-autotune"
+config.mode = sys.argv[1] if len(sys.argv) > 1 else "max-autotune"
 if config.mode.value == "max-autotune":
     config.debug.graph_dump.type = "pbtxt"
     config.debug.graph_dump.path = "./graph_dump"

@@ -7,11 +7,11 @@ from torch_aie import _enums
 GEARS = [4, 8, 12]
 net = torch.nn.Sequential(torch.nn.Linear(83, 5), torch.nn.ReLU())
 model = torch.jit.trace(net.eval(), torch.randn(7, 83)).eval()
-arguments = dict(
-    precision_policy=_enums.PrecisionPolicy.FP32,
-    allow_tensor_replace_int=True,
-    soc_version="Ascend310P3",
-)
+arguments = {
+    "precision_policy": _enums.PrecisionPolicy.FP32,
+    "allow_tensor_replace_int": True,
+    "soc_version": "Ascend310P3",
+}
 by_gears = torch_aie.compile(
     model, inputs=[[torch_aie.Input((gear, 83))] for gear in GEARS], **arguments
 )

@@ -21,7 +21,7 @@ _WIDE = {torch.int32: "int64", torch.float32: "float64"}
 
 
 def compile(module: Any, ir: str = "default", inputs: Any = None, **kwargs: Any) -> Any:
-    """Compile a module for its inputs. A ScriptModule stays one: it saves, loads and runs as such."""
+    """Compile a module for its inputs. A ScriptModule stays one, to save, load and run."""
     kind = _kind(module, ir)
     spec = Spec.of(kwargs)
     config = spec.config(None)

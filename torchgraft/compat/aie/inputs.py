@@ -16,7 +16,7 @@ MAX_RANK = 8
 class Input:
     """An input by its type: `Input((1, 3))`, or `min_shape=` and `max_shape=`.
 
-    A size of -1 in both is any size. `dtype` is torch's or `mindietorch.dtype`, float32 unless said.
+    A size of -1 in both is any size. `dtype` is torch's or `mindietorch.dtype`; float32 by default.
     """
 
     def __init__(

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-
 from torchgraft.fx.label import stream_of
 from torchgraft.stream.markers import LABEL
 

@@ -1,11 +1,10 @@
 """Torch-AIE off the NPU."""
 
+from torch_aie import _compile_spec, _enums, npu
 from torchgraft.compat import backends, device
 from torchgraft.compat.aie.compile import compile, export_engine, finalize, set_device
 from torchgraft.compat.aie.enums import CompileMode, PrecisionPolicy, TensorFormat, dtype
 from torchgraft.compat.aie.inputs import Input
-
-from torch_aie import _compile_spec, _enums, npu
 
 __all__ = [
     "CompileMode",

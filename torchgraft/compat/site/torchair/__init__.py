@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torchair import configs, core, ge, inference, ops, scope
 from torchgraft.compat import backends, refused
 from torchgraft.compat.air.backend import get_compiler, get_npu_backend
 from torchgraft.compat.air.config import CompilerConfig
@@ -13,8 +14,6 @@ from torchgraft.compat.air.export import (
 )
 from torchgraft.compat.air.log import logger
 from torchgraft.compat.air.patterns import register_replacement
-
-from torchair import configs, core, ge, inference, ops, scope
 
 __all__ = [
     "CompilerConfig",
