@@ -218,6 +218,22 @@ def test_the_custom_op_document(
     torch.testing.assert_close(ran["result"], (ran["x"] + ran["y"]) * 2)
 
 
+@pytest.mark.feature("torch_npu", "op-plugin operators, Meta kernels, torch_npu.npu_x")
+def test_the_op_plugin_document(script: Script, ascend: Path) -> None:
+    from torchgraft.op import plugin
+    from torchgraft.op.lookup import register_kernel
+
+    functions = ascend / "op_plugin_functions.yaml"
+    functions.write_text("custom:\n  - func: npu_plus_custom(Tensor x, Tensor y) -> Tensor\n")
+    header = ascend / "plus_custom.h"
+    header.write_text(ADD.format(n=3).replace("CompatAdd3", "PlusCustom"))
+    plugin.build([str(functions), str(header)], plugin.FOLDER)
+    register_kernel("PlusCustom", adding)
+    ran = script("air_op_plugin.py")
+    torch.testing.assert_close(ran["result"], ran["expected"])
+    assert [n.op for n in graft.reports()[-1].nodes] == ["ge.PlusCustom.default"]
+
+
 @pytest.mark.feature(
     "torchair", "ge.custom_op by names and by position, checked; ge.attr; ge.Const"
 )

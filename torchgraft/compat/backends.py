@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torchgraft import _torch
 from torchgraft.compat.aie.compile import mindie_backend
 from torchgraft.compat.air.backend import npu_backend, npugraph_ex_backend
 
-BACKENDS = {
+BACKENDS: dict[str, Callable[..., Any]] = {
     "npu": npu_backend,
     "npugraph_ex": npugraph_ex_backend,
     "npugraphs": npugraph_ex_backend,

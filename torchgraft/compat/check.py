@@ -65,18 +65,19 @@ def _is_ours(node: ast.ImportFrom) -> bool:
 
 def _uses(tree: ast.AST, names: dict[str, str], path: str) -> Iterator[Problem]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            dotted = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and _is_ours(node):
-            dotted = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Attribute):
-            dotted = [_dotted(node, names)]
-        else:
-            continue
-        for name in dotted:
+        for name in _named(node, names):
             why = _missing(name)
             if why is not None:
-                yield Problem(path, node.lineno, name, why)
+                yield Problem(path, getattr(node, "lineno", 0), name, why)
+
+
+def _named(node: ast.AST, names: dict[str, str]) -> list[str]:
+    """The dotted names that a node of the source asks for."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and _is_ours(node):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return [_dotted(node, names)] if isinstance(node, ast.Attribute) else []
 
 
 def _dotted(node: ast.expr, names: dict[str, str]) -> str:
@@ -117,13 +118,11 @@ def _options(tree: ast.AST, path: str) -> Iterator[Problem]:
     """Options that are set and have no effect, by the end of the name that is set."""
     idle = {**_idle(CompilerConfig()), **_idle(NpuGraphExConfig())}
     for node in ast.walk(tree):
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        for target in targets:
-            if not isinstance(target, ast.Attribute):
-                continue
-            shown = ast.unparse(target)
+        if not isinstance(node, ast.Assign):
+            continue
+        for shown in map(ast.unparse, node.targets):
             for name, why in idle.items():
-                if shown.endswith(f".{name}") and "." in name:
+                if "." in name and shown.endswith(f".{name}"):
                     yield Problem(path, node.lineno, name, why, fatal=False)
 
 

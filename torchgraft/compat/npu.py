@@ -68,12 +68,14 @@ def Stream(device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
     """A new stream of the device that stands for the NPU."""
     if not _cuda():
         return _HostStream(device, priority)
-    return torch.cuda.Stream(devices.mapped(device, "cuda"), priority)
+    make: Any = torch.cuda.Stream  # untyped in torch
+    return make(devices.mapped(device, "cuda"), priority)
 
 
 def Event(enable_timing: bool = False, **kwargs: Any) -> Any:
     """A new event of the device that stands for the NPU."""
-    return torch.cuda.Event(enable_timing) if _cuda() else _HostEvent(enable_timing)
+    make: Any = torch.cuda.Event if _cuda() else _HostEvent  # the first is untyped in torch
+    return make(enable_timing)
 
 
 _DEFAULT = _HostStream()

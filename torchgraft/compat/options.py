@@ -79,7 +79,7 @@ def existing(kind: str) -> Callable[[Any], str]:
     """The path of a file, a folder, or a `.json` file, that is there."""
 
     def check(value: Any) -> str:
-        path = os.path.realpath(os.fspath(value))
+        path: str = os.path.realpath(os.fspath(value))
         fits = os.path.isdir(path) if kind == "folder" else os.path.isfile(path)
         if not fits or (kind == "json" and not path.endswith(".json")):
             raise FileNotFoundError(f"{value!r} is no {kind} that is there ({path})")
@@ -89,7 +89,9 @@ def existing(kind: str) -> Callable[[Any], str]:
 
 
 def path(value: Any) -> str:
-    return os.path.realpath(os.fspath(value))
+    """A path, there or not."""
+    full: str = os.path.realpath(os.fspath(value))
+    return full
 
 
 def text(pattern: str) -> Callable[[Any], str]:
@@ -161,7 +163,7 @@ class Section:
         return f"{type(self).__name__} has no option {name}, all options {list(self._values)}"
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self._values == other._values  # type: ignore[attr-defined]
+        return type(self) is type(other) and self._values == other._values
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -67,7 +67,7 @@ def pack(
 ) -> bytes:
     """The recipe of a program."""
     held = io.BytesIO()
-    torch.jit.save(script, held)  # type: ignore[no-untyped-call]
+    torch.jit.save(script, held)
     about = {
         "format": 1,
         "inputs": [_described(one) for one in inputs],
@@ -124,7 +124,8 @@ def _run(engine: Tensor, xs: list[Tensor]) -> list[Tensor]:
     return [leaf for leaf in _torch.flatten(given)[0] if isinstance(leaf, Tensor)]
 
 
-_LIBRARY = torch.library.Library("torch_aie", "DEF")  # lives as long as the process
+_make: Any = torch.library.Library  # untyped in torch
+_LIBRARY: Any = _make("torch_aie", "DEF")  # lives as long as the process
 _LIBRARY.define(_SCHEMA)
 _LIBRARY.impl("run", _run, "CompositeExplicitAutograd")
 

@@ -109,5 +109,5 @@ def native_inputs(given: Sequence[Any], *, gears: bool = True) -> tuple[graft.In
         shapes = [one.shape for one in column]
         if None in shapes or len({one.dtype for one in column}) != 1:
             raise ValueError(f"inputs: a gear is a fixed shape, of one dtype: {list(column)}")
-        made.append(graft.Input(gears=shapes, dtype=column[0].dtype))  # type: ignore[arg-type]
+        made.append(graft.Input(gears=shapes, dtype=column[0].dtype))
     return tuple(made)

@@ -120,8 +120,9 @@ def get_compiler(
             example_inputs,
             config=native(config, dumps, {}),
             name=f"torchair {number}",
-            on_program=lambda program: (dumps.finish(program), found.append(program)),
+            on_program=found.append,
         )
+        dumps.finish(found[0])
         return Compiled(found[0])
 
     return compiler
@@ -135,8 +136,8 @@ def native(
     post = [_told(config, "post_grad_custom_post_pass"), convert.automatic]
     return graft.Config(
         mode="eager" if dumps.eager else settings.mode(MODES[config.mode.value]),
-        pre_passes=[one for one in pre if one is not None],
-        post_passes=[one for one in post if one is not None],
+        pre_passes=tuple(one for one in pre if one is not None),
+        post_passes=tuple(one for one in post if one is not None),
         decompositions=decompositions,
         registry=None if config.experimental_config.pattern_fusion_pass else _without_patterns(),
     )

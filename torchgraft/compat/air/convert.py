@@ -205,10 +205,9 @@ def _call(net: Net, node: Node, prototype: Prototype) -> list[Value] | None:
         schema.returns
     ):
         return None
+    value: Any = lambda arg: Value(arg) if isinstance(arg, Node) else arg  # noqa: E731
     inputs = {
-        port.name: map_aggregate(
-            given.get(a.name), lambda n: Value(n) if isinstance(n, Node) else n
-        )
+        port.name: map_aggregate(given.get(a.name), value)
         for port, a in zip(prototype.inputs, tensors, strict=True)
     }
     attrs = {

@@ -48,7 +48,7 @@ def dynamo_export(
 
 
 def _dynamic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    auto = torch.export.Dim.AUTO  # type: ignore[attr-defined]
+    auto = torch.export.Dim.AUTO
 
     def dims(leaf: Any) -> Any:
         return [auto] * leaf.ndim if isinstance(leaf, torch.Tensor) else None

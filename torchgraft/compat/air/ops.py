@@ -13,7 +13,8 @@ from torch.fx import GraphModule, Node
 from torchgraft.fx.label import stream_of
 from torchgraft.stream.markers import LABEL
 
-_LIBRARY = torch.library.Library("air", "FRAGMENT")  # lives as long as the process
+_make: Any = torch.library.Library  # untyped in torch
+_LIBRARY: Any = _make("air", "FRAGMENT")  # lives as long as the process
 _SCHEMAS = {
     "print": "(str template, Tensor[] tensors, int summarize_size=3, bool detail=False) -> ()",
     "tagged_event_record": "(str tag, bool created_inside=False) -> ()",

@@ -38,8 +38,9 @@ def register_replacement(
         idle["search_fn_pattern"] = "the function itself is the pattern"
     without_effect("register_replacement.", idle)
     kinds = _kinds(search_fn, example_inputs, scalar_workaround or {})
-    if skip_duplicates and any(_same(entry, search_fn, replace_fn) for entry in current()):
-        return next(e for e in current() if _same(e, search_fn, replace_fn))  # type: ignore[return-value]
+    for entry in current() if skip_duplicates else ():
+        if isinstance(entry, Pattern) and _same(entry, search_fn, replace_fn):
+            return entry
 
     def replace(m: graft.Match) -> Any:
         values = {name: m[name] for name in kinds}
@@ -49,7 +50,7 @@ def register_replacement(
 
     title = f"{search_fn.__name__}#{next(_NUMBERS)}"
     typed = _typed(search_fn, kinds)
-    made = graft.pattern(typed, name=title, types=_types(kinds), register=False)
+    made: Pattern = graft.pattern(typed, name=title, types=_types(kinds), register=False)
     made.replace(replace)
     made.__dict__["origin"] = (search_fn, replace_fn)
     current().register(made)

@@ -4,4 +4,4 @@ import torch
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(torch.npu, name)
+    return getattr(torch.npu, name)  # type: ignore[attr-defined]
