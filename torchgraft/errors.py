@@ -504,3 +504,25 @@ class NeverFired(GraftError):
             f"pattern {name!r}: nothing was checked, every drawn input was refused:\n  {lines}\n"
             f"Say which values to use: pattern.check(lo=-128, hi=127, x=torch.randn(2, 3))."
         )
+
+
+class NoProgram(GraftError):
+    """A page was asked of a report whose program is gone."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"report of {name!r}: its program is gone, and the graphs and the plan were the "
+            f"program's.\nWrite the page while the compiled object is alive, or compile with "
+            f"Config(report='folder')."
+        )
+
+
+class MissingPackage(GraftError):
+    """Something that was asked for needs an optional package."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        self.what, self.package, self.extra = what, package, extra
+        super().__init__(
+            f"{what} needs the package {package!r}.\nInstall it: pip install 'torchgraft[{extra}]'."
+        )

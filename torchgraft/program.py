@@ -27,6 +27,7 @@ from torchgraft.fx import dialect, meta
 from torchgraft.fx.edit import target_name
 from torchgraft.fx.mark import in_fallback
 from torchgraft.passes import pipeline
+from torchgraft.passes.history import Change, History
 from torchgraft.plan import Buffer, Free, Launch, Plan, buffers, is_literal
 from torchgraft.report import Conversion, Placed, Report, remember
 from torchgraft.run import cuda, host
@@ -46,6 +47,7 @@ class Program:
     run: _torch.Flat
     report: Report
     linker: Linker
+    history: History = dataclasses.field(default_factory=History)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +74,11 @@ def _build(gm: GraphModule, config: Config, role: Role, name: str) -> Program:
             program.run, static=role.static, written=_written(gm), report=report
         )
     _say(report, config)
-    remember(report)
+    remember(report, program)
+    if config.report is not None:
+        from torchgraft.inspect.page import write_into
+
+        write_into(config.report, report)
     log.debug("%s\n%s", report, program.plan)
     return program
 
@@ -104,10 +110,13 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
         watch = Watch(gm, config, report)
     captured = watch.old if watch is not None else None
     start = time.perf_counter()
-    report.steps = pipeline.run(gm, meta.inputs_of(gm), config, watch)
+    history = _history(gm, config, report)
+    report.steps = pipeline.run(gm, meta.inputs_of(gm), config, watch, history)
     report.notes += unheard(gm, config)
+    before = meta.snapshot(gm.graph)
     report.conversions = _convert(gm, config, watch)
     regions.keep_old(gm)
+    history.add(Change.since(before, gm, "converters"), gm)
     meta.drop_unused(gm)
     gm.recompile()
     report.seconds["passes"] = time.perf_counter() - start
@@ -115,8 +124,18 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
     program = _link(gm, config, role, report)
     if watch is not None and captured is not None and config.verify != "each":
         program = _compared(program, watch, captured, role)
+    program.history = history
     report.seconds["code"] = time.perf_counter() - start
     return program
+
+
+def _history(gm: GraphModule, config: Config, report: Report) -> History:
+    """Keeps what each step does; with `Config(dump=...)` each graph is written, too."""
+    if config.dump is None:
+        return History()
+    from torchgraft.inspect.dump import Dump
+
+    return History(on_step=Dump(config.dump, config.dump_formats, report.name, gm).step)
 
 
 def _convert(gm: GraphModule, config: Config, watch: Watch | None) -> list[Conversion]:
