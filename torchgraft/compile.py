@@ -150,12 +150,12 @@ class Compiled:
     @property
     def report(self) -> Report:
         """What was done and why (of the first gear); `print(compiled.report)`."""
-        return self._programs[0].report
+        return self._programs[0].report.held(self._programs[0])
 
     @property
     def reports(self) -> list[Report]:
         """One report per gear (or piece)."""
-        return [program.report for program in self._programs]
+        return [program.report.held(program) for program in self._programs]
 
     def program_for(self, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
         """The program that a call takes, and the values of its graph's inputs."""
@@ -276,7 +276,7 @@ class Partial(Compiled):
     @property
     def report(self) -> Report:
         """The report of the piece that ran first; `reports` has them all."""
-        return self._first().report
+        return self._first().report.held(self._first())
 
     def explain(self) -> str:
         """The branches left in Python, and every piece compiled so far."""

@@ -513,7 +513,7 @@ class NoProgram(GraftError):
         self.name = name
         super().__init__(
             f"report of {name!r}: its program is gone, and the graphs and the plan were the "
-            f"program's.\nWrite the page while the compiled object is alive, or compile with "
+            f"program's.\nUse compiled.report, which keeps its program, or compile with "
             f"Config(report='folder')."
         )
 

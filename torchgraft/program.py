@@ -33,6 +33,7 @@ from torchgraft.report import Conversion, Placed, Report, remember
 from torchgraft.run import cuda, host
 
 if TYPE_CHECKING:
+    from torchgraft.inspect.profile import Profile
     from torchgraft.verify.watch import Watch
 
 log = logging.getLogger("torchgraft")
@@ -48,6 +49,8 @@ class Program:
     report: Report
     linker: Linker
     history: History = dataclasses.field(default_factory=History)
+    profile: Profile | None = None
+    """The last `compiled.profile(...)`: what a page shows as measured."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchgraft.inspect.profile import Profile
     from torchgraft.program import Program
 
 RECENT = 64
@@ -92,12 +91,14 @@ class Report:
     conversions: list[Conversion] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    profile: Profile | None = None
-    """The last `compiled.profile(...)`: what a page shows as measured."""
     program: Callable[[], Program | None] = dataclasses.field(
         default=lambda: None, repr=False, compare=False
     )
-    """What this is about, for as long as that lives: a report does not keep weights."""
+    """What this is about. A program's own report does not keep it alive; `compiled.report` does."""
+
+    def held(self, program: Program) -> Report:
+        """This report, keeping the program alive; it shares all that is noted later."""
+        return dataclasses.replace(self, program=lambda: program)
 
     def html(self, path: str | os.PathLike[str]) -> None:
         """Write all of it as one page that opens from disk: steps, graphs, matches, plan, kernels.

@@ -88,8 +88,7 @@ def flops_of(node: Node) -> int:
     target = node.target
     if node.op != "call_function" or is_view(node):
         return 0
-    formula: Callable[..., Any] | None = flop_registry.get(getattr(target, "overloadpacket", None))
-    if formula is not None:
+    if (formula := _formula(target)) is not None:
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _meta_of)
         try:
             return int(formula(*args, **kwargs, out_val=_plain(node.meta.get("val"))))
@@ -99,6 +98,13 @@ def flops_of(node: Node) -> int:
     if torch.Tag.pointwise in tags:
         return _elements(node.meta.get("val"))
     return max((_elements(n.meta.get("val")) for n in node.all_input_nodes), default=0)
+
+
+def _formula(target: Any) -> Callable[..., Any] | None:
+    packet = getattr(target, "overloadpacket", None)
+    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
+        packet = torch.ops.aten._scaled_dot_product_flash_attention
+    return flop_registry.get(packet)
 
 
 def _elements(value: Any) -> int:
@@ -124,12 +130,12 @@ def _plain(value: Any) -> Any:
 def measure(device: torch.device, dtype: torch.dtype = torch.float32) -> Machine:
     """The peaks of a device as a copy and a matrix product reach them; a fraction of a second."""
     on_cuda = device.type == "cuda"
-    side = 4096 if on_cuda else 768
+    side = 4096 if on_cuda else 512
     a, b = (torch.rand(side, side, device=device).to(dtype) for _ in range(2))
     source = torch.ones(2**28 if on_cuda else 2**24, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     small = torch.ones(1, device=device)
-    matmul = _best(lambda: a @ b, device)
+    matmul = _best(lambda: a @ b, device, repeat=20)
     copy = _best(lambda: target.copy_(source), device)
     return Machine(
         bandwidth=2 * source.numel() * 4 / copy,

@@ -93,7 +93,7 @@ def data(report: Report) -> dict[str, Any]:
         "placed": [dataclasses.asdict(node) for node in report.nodes],
         "streams": _streams(program),
         "conversions": [dataclasses.asdict(one) for one in report.conversions],
-        "plan": _plan(program, report.profile),
+        "plan": _plan(program, program.profile),
     }
 
 

@@ -127,10 +127,10 @@ def profile(
         kernels.append(Kernel(launch.kernel, launch.stream, took, cost, share))
     whole = statistics.median(_timed(call, device) for _ in range(repeat))
     report = program.report
-    report.profile = Profile(
+    program.profile = Profile(
         report.name, report.device, machine, tuple(kernels), tuple(calls), whole
     )
-    return report.profile
+    return program.profile
 
 
 def buffer_sizes(program: Program) -> dict[Buffer, int]:
