@@ -128,6 +128,8 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
     if watch is not None and captured is not None and config.verify != "each":
         program = _compared(program, watch, captured, role)
     program.history = history
+    if history.on_plan is not None:
+        history.on_plan(program.plan)
     report.seconds["code"] = time.perf_counter() - start
     return program
 
@@ -138,7 +140,8 @@ def _history(gm: GraphModule, config: Config, report: Report) -> History:
         return History()
     from torchgraft.inspect.dump import Dump
 
-    return History(on_step=Dump(config.dump, config.dump_formats, report.name, gm).step)
+    dump = Dump(config.dump, config.dump_formats, report.name, gm)
+    return History(on_step=dump.step, on_plan=dump.plan)
 
 
 def _convert(gm: GraphModule, config: Config, watch: Watch | None) -> list[Conversion]:

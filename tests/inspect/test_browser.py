@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from samples import compiled, large
 
 import torchgraft as graft
-from samples import compiled, large
 from torchgraft.inspect.page import page as render
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine"),

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from samples import Stack, compiled, gate, large, twice
 from torch.fx import GraphModule
 
 import torchgraft as graft
-from samples import Stack, compiled, gate, large, twice
 from torchgraft.errors import BadValue, NoProgram, UnknownName
 from torchgraft.inspect.graph import rows
 from torchgraft.inspect.page import page
@@ -75,7 +75,9 @@ def test_what_the_page_is_told() -> None:
     assert all(k["seconds"] > 0 and 0 <= k["share"] <= 1 for k in data["plan"]["kernels"])
     modules = set(data["versions"]["module"])
     assert {"blocks.0", "blocks.1.up"} <= modules
-    assert any(__file__.replace("test_page", "samples") in line for line in data["versions"]["line"])
+    assert any(
+        __file__.replace("test_page", "samples") in line for line in data["versions"]["line"]
+    )
 
 
 def unpacked(page: str) -> dict[str, Any]:

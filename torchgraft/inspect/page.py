@@ -160,8 +160,10 @@ def _streams(program: Program) -> dict[str, str]:
 
 def _plan(program: Program, profile: Profile | None) -> dict[str, Any]:
     """The plan's text, its timelines and its kernels."""
-    machine = profile.machine if profile is not None else NOMINAL.get(
-        program.report.device, NOMINAL["cpu"]
+    machine = (
+        profile.machine
+        if profile is not None
+        else NOMINAL.get(program.report.device, NOMINAL["cpu"])
     )
     prices = costs(program)
     durations = [machine.launch + machine.seconds(cost) for cost in prices]

@@ -12,15 +12,14 @@ from typing import Any, Protocol
 
 import torch
 
+from torchgraft.fx.dialect import is_view
 from torchgraft.inspect import trace
 from torchgraft.inspect.cost import Cost, Machine, costs, main_dtype, measure
 from torchgraft.inspect.graph import bytes_of
 from torchgraft.inspect.timeline import Timeline, measured
-from torchgraft.fx.dialect import is_view
 from torchgraft.plan import MAIN, Buffer, Launch, PlanStep
 from torchgraft.program import Program
 from torchgraft.run import host, streams
-
 
 WARM_UP = 2
 """Calls before the first one that counts."""
@@ -63,7 +62,12 @@ class Profile:
         offset = 0.0
         for number, call in enumerate(self.calls):
             args = [
-                {"call": number, "bytes": k.cost.bytes, "flops": k.cost.flops, "nodes": k.cost.nodes}
+                {
+                    "call": number,
+                    "bytes": k.cost.bytes,
+                    "flops": k.cost.flops,
+                    "nodes": k.cost.nodes,
+                }
                 for k in self.kernels
             ]
             trace.add_timeline(made, process, call, args, offset)
@@ -86,13 +90,19 @@ class Profile:
             f"{self.name} on {self.device}: {self.seconds * 1e6:.1f} us a call, "
             f"{len(self.kernels)} launches, {total * 1e6:.1f} us in them",
             f"peak: {self.machine.bandwidth / 1e9:.1f} GB/s, {self.machine.flops / 1e9:.1f} GFLOP/s",
-            f"{'us':>10} {'share':>6} {'MB':>9} {'MFLOP':>9} {'roofline':>8}  stream   kernel",
+            f"{'us':>10} {'part':>6} {'MB':>9} {'MFLOP':>9} {'roofline':>8}  {'stream':8} kernel",
         ]
-        for kernel in sorted(self.kernels, key=lambda k: -k.seconds):
+        same: dict[tuple[str, str], list[Kernel]] = {}
+        for kernel in self.kernels:
+            same.setdefault((kernel.stream, kernel.name), []).append(kernel)
+        rows = [(sum(k.seconds for k in group), key, group) for key, group in same.items()]
+        for took, (stream, name), group in sorted(rows, key=lambda row: -row[0]):
+            moved = sum(k.cost.bytes for k in group)
+            flops = sum(k.cost.flops for k in group)
+            least = sum(k.share * k.seconds for k in group)
             lines.append(
-                f"{kernel.seconds * 1e6:10.1f} {kernel.seconds / (total or 1):6.1%} "
-                f"{kernel.cost.bytes / 1e6:9.3f} {kernel.cost.flops / 1e6:9.3f} "
-                f"{kernel.share:8.1%}  {kernel.stream:8} {kernel.name}"
+                f"{took * 1e6:10.1f} {took / (total or 1):6.1%} {moved / 1e6:9.3f} "
+                f"{flops / 1e6:9.3f} {least / (took or 1):8.1%}  {stream:8} {len(group)} x {name}"
             )
         return "\n".join(lines)
 
@@ -159,7 +169,10 @@ def _instrumented(program: Program, clock: Clock) -> Any:
             kernels[str(number)] = host.Kernel(clock.around(kernel.fn, number), kernel.boxed)
             step = dataclasses.replace(step, kernel=str(number))
         steps.append(step)
-    plan, constants = dataclasses.replace(program.plan, steps=tuple(steps)), program.linker.constants
+    plan, constants = (
+        dataclasses.replace(program.plan, steps=tuple(steps)),
+        program.linker.constants,
+    )
     if all(step.stream == MAIN for step in steps):
         return host.link(plan, kernels, constants)
     link = streams.link_cuda if program.report.device == "cuda" else streams.link_host

@@ -80,9 +80,7 @@ def measured(
     """The timeline of launches with known starts and ends; critical is the chain of launches,
     each behind the latest one that it had to wait for."""
     launches = plan.launches
-    spans = [
-        Span(i, launch.kernel, launch.stream, *times[i]) for i, launch in enumerate(launches)
-    ]
+    spans = [Span(i, launch.kernel, launch.stream, *times[i]) for i, launch in enumerate(launches)]
     before: dict[int, list[int]] = {}
     last: dict[str, int] = {}
     for i, span in enumerate(spans):

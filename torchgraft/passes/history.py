@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torch.fx import GraphModule, Node
 
 from torchgraft.fx.meta import Snapshot
+from torchgraft.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +42,12 @@ class Change:
 @dataclasses.dataclass
 class History:
     """Every change of a graph, in order. It keeps nodes, not copies of graphs: it costs nothing
-    that the pipeline does not do anyway. `on_step` sees the graph after each step."""
+    that the pipeline does not do anyway. `on_step` sees the graph after each step, `on_plan` what
+    runs in the end."""
 
     changes: list[Change] = dataclasses.field(default_factory=list)
     on_step: Callable[[str, GraphModule, Change], object] | None = None
+    on_plan: Callable[[Plan], object] | None = None
 
     def add(self, change: Change, gm: GraphModule) -> None:
         self.changes.append(change)
