@@ -31,6 +31,10 @@ class Small(torch.nn.Module):
 
 LINE = f"{__file__}:{Small.forward.__code__.co_firstlineno + 1}"
 
+FOUR_TWO = (
+    'attr { key: "_output_shapes" value { list { shape { dim { size: 4 } dim { size: 2 } } } } }'
+)
+
 
 def dumped(folder: pathlib.Path, *formats: str, **fields: Any) -> pathlib.Path:
     """The only program dumped into a folder."""
@@ -87,7 +91,7 @@ def test_txt_and_dot_and_pbtxt(tmp_path: pathlib.Path) -> None:
 node {{
   name: "x"
   op: "Input"
-  attr {{ key: "_output_shapes" value {{ list {{ shape {{ dim {{ size: 4 }} dim {{ size: 2 }} }} }} }} }}
+  {FOUR_TWO}
   attr {{ key: "dtype" value {{ type: DT_FLOAT }} }}
 }}
 node {{
@@ -101,7 +105,7 @@ node {{
   op: "aten.mul.Tensor"
   input: "x"
   input: "p_weight"
-  attr {{ key: "_output_shapes" value {{ list {{ shape {{ dim {{ size: 4 }} dim {{ size: 2 }} }} }} }} }}
+  {FOUR_TWO}
   attr {{ key: "dtype" value {{ type: DT_FLOAT }} }}
   attr {{ key: "_line" value {{ s: "{LINE}" }} }}
 }}
@@ -111,7 +115,7 @@ node {{
   input: "mul"
   attr {{ key: "dim" value {{ list {{ i: 1 }} }} }}
   attr {{ key: "keepdim" value {{ b: true }} }}
-  attr {{ key: "_output_shapes" value {{ list {{ shape {{ dim {{ size: 4 }} dim {{ size: 1 }} }} }} }} }}
+  {FOUR_TWO.replace("2", "1")}
   attr {{ key: "dtype" value {{ type: DT_FLOAT }} }}
   attr {{ key: "_line" value {{ s: "{LINE}" }} }}
 }}

@@ -26,7 +26,9 @@ from torchgraft.passes.history import Change, History
 def graphs(data: dict[str, Any]) -> list[dict[str, Any]]:
     """The calls of the graph before each step and of the last one, as the page works them out."""
     fields = data["versions"]
-    all_rows = [dict(zip(fields, values, strict=True)) for values in zip(*fields.values())]
+    all_rows = [
+        {field: values[i] for field, values in fields.items()} for i in range(len(fields["name"]))
+    ]
     graph = {all_rows[i]["name"]: all_rows[i] for i in data["final"]}
     found = [graph]
     for step in reversed(data["steps"]):

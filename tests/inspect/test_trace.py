@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import re
@@ -95,7 +96,7 @@ def check_trace(data: dict[str, Any]) -> None:
         elif event["ph"] in "sf":
             flows.setdefault(event["id"], {})[event["ph"]] = event
     for spans in slices.values():
-        for (_, end), (start, _) in zip(sorted(spans), sorted(spans)[1:]):
+        for (_, end), (start, _) in itertools.pairwise(sorted(spans)):
             assert start >= end - 1e-6
     for pair in flows.values():
         assert set(pair) == {"s", "f"}
@@ -133,9 +134,9 @@ def spoiled(change: Callable[[list[dict[str, Any]]], object]) -> dict[str, Any]:
     "change",
     [
         lambda events: events[-1].pop("ts"),
-        lambda events: [e for e in events if e["ph"] == "f"][0].update(id=99),
-        lambda events: [e for e in events if e["ph"] == "s"][0].update(ts=1e9),
-        lambda events: [e for e in events if e["ph"] == "X"][0].update(dur=-1.0),
+        lambda events: next(e for e in events if e["ph"] == "f").update(id=99),
+        lambda events: next(e for e in events if e["ph"] == "s").update(ts=1e9),
+        lambda events: next(e for e in events if e["ph"] == "X").update(dur=-1.0),
     ],
 )
 def test_the_check_of_a_trace_can_fail(change: Callable[[list[dict[str, Any]]], object]) -> None:

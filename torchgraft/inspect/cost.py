@@ -77,9 +77,9 @@ def _node(launch: Launch, makers: dict[Buffer, Node], program: Program) -> list[
     reads = launch.reads
     numbers = program.linker.numbers
     for node in program.gm.graph.nodes:
-        if node.op == "call_function" and not node.users:
-            if {numbers.get(n) for n in node.all_input_nodes} == reads:
-                return [node]
+        used = {numbers.get(n) for n in node.all_input_nodes}
+        if node.op == "call_function" and not node.users and used == reads:
+            return [node]
     return []
 
 

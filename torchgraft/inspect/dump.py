@@ -131,7 +131,8 @@ def inputs():
 if __name__ == "__main__":
     with torch.no_grad():
         for value in Graph()(*inputs()):
-            print(tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else print(value)
+            is_tensor = isinstance(value, torch.Tensor)
+            print(*(tuple(value.shape), value.dtype) if is_tensor else (value,))
 '''
 
 

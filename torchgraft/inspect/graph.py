@@ -85,7 +85,7 @@ def attributes(node: Node) -> Mapping[str, Any]:
     """The arguments of a call that are no nodes, by the names of its schema."""
     schema = getattr(node.target, "_schema", None)
     names = [arg.name for arg in schema.arguments] if schema is not None else []
-    given = dict(zip([*names, *map(str, range(len(names), len(node.args)))], node.args))
+    given = {names[i] if i < len(names) else str(i): arg for i, arg in enumerate(node.args)}
     given.update(node.kwargs)
     return {name: arg for name, arg in given.items() if not _nodes_in(arg)}
 

@@ -67,7 +67,7 @@ def _attrs(node: Node, one: Row) -> Iterator[tuple[str, str]]:
         for name, value in attributes(node).items():
             yield name, _attr(value)
     values = node.meta.get("val")
-    tensors = [v for v in (values if isinstance(values, (list, tuple)) else [values])]
+    tensors = values if isinstance(values, (list, tuple)) else [values]
     shapes = [shape_of(v) for v in tensors if isinstance(v, Tensor)]
     if shapes and node.op != "output":
         shown = " ".join(f"shape {{ {_dims(shape or [])} }}" for shape in shapes)

@@ -17,9 +17,9 @@ from torchgraft.inspect import trace
 from torchgraft.inspect.cost import Cost, Machine, costs, main_dtype, measure
 from torchgraft.inspect.graph import bytes_of
 from torchgraft.inspect.timeline import Timeline, measured
-from torchgraft.plan import MAIN, Buffer, Launch, PlanStep
-from torchgraft.program import Program
-from torchgraft.run import host, streams
+from torchgraft.plan import Buffer, Launch, PlanStep
+from torchgraft.program import Program, link
+from torchgraft.run import host
 
 WARM_UP = 2
 """Calls before the first one that counts."""
@@ -89,7 +89,8 @@ class Profile:
         lines = [
             f"{self.name} on {self.device}: {self.seconds * 1e6:.1f} us a call, "
             f"{len(self.kernels)} launches, {total * 1e6:.1f} us in them",
-            f"peak: {self.machine.bandwidth / 1e9:.1f} GB/s, {self.machine.flops / 1e9:.1f} GFLOP/s",
+            f"peak: {self.machine.bandwidth / 1e9:.1f} GB/s, "
+            f"{self.machine.flops / 1e9:.1f} GFLOP/s",
             f"{'us':>10} {'part':>6} {'MB':>9} {'MFLOP':>9} {'roofline':>8}  {'stream':8} kernel",
         ]
         same: dict[tuple[str, str], list[Kernel]] = {}
@@ -173,10 +174,7 @@ def _instrumented(program: Program, clock: Clock) -> Any:
         dataclasses.replace(program.plan, steps=tuple(steps)),
         program.linker.constants,
     )
-    if all(step.stream == MAIN for step in steps):
-        return host.link(plan, kernels, constants)
-    link = streams.link_cuda if program.report.device == "cuda" else streams.link_host
-    return link(plan, kernels, constants)
+    return link(plan, kernels, program.linker.constants, program.report.device)
 
 
 class Clock(Protocol):

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
+from torchgraft import _torch
 from torchgraft.config import Config
 from torchgraft.errors import BadPass, BadValue, GraftError, PassFailed, PassOrder, UnknownName
-from torchgraft.fx import meta
+from torchgraft.fx import label, meta
+from torchgraft.fx.label import Labels
 from torchgraft.passes.builtin import BUILTIN, dead_code
 from torchgraft.passes.history import Change, History
 from torchgraft.passes.pattern.define import STAGE, Pattern
@@ -121,27 +123,35 @@ def run(
     example_inputs: Sequence[Any],
     config: Config,
     watch: Watch | None = None,
+    labels: Labels | None = None,
     history: History | None = None,
 ) -> list[Step]:
     """Run every pass and pattern on the graph, in place. After each one that changed it the graph
     is checked, its values are brought up to date and dead nodes are gone; what it did is in its
-    `Step` and in the `history`. With a `watch` its results are compared, too."""
+    `Step` and in the `history`. With a `watch` its results are compared, too. What stream markers
+    said, in the graph as it comes or put in by a pass, is added to `labels`."""
     steps: list[Step] = []
     history = history or History()
     index: Index | None = None  # of the graph as it is; lives from pattern to pattern
-    for spec in passes_for(config):
-        if watch is not None:
-            watch.before(gm)
-        if isinstance(spec, Pattern):
-            index = index or Index(gm)
-            step, change = _run_pattern(spec, index, config, watch)
-            steps.append(step)
-            index = None if steps[-1].hits and spec.replacement is not None else index
-        else:
-            step, change = _run_one(spec, gm, example_inputs, config, watch)
-            steps.append(step)
-            index = None
-        history.add(change, gm)
+    labels = labels if labels is not None else Labels()
+    label.label(gm, labels)
+    with _torch.replacements(gm) as replaced:
+        for spec in passes_for(config):
+            replaced.clear()
+            if watch is not None:
+                watch.before(gm)
+            if isinstance(spec, Pattern):
+                index = index or Index(gm)
+                step, change = _run_pattern(spec, index, config, watch, replaced)
+                steps.append(step)
+                index = None if steps[-1].hits and spec.replacement is not None else index
+            else:
+                step, change = _run_one(spec, gm, example_inputs, config, watch, replaced)
+                steps.append(step)
+                if spec.stage != "built-in" and label.has_markers(gm.graph):
+                    label.label(gm, labels)
+                index = None
+            history.add(change, gm)
     return steps
 
 
@@ -151,6 +161,7 @@ def _run_one(
     example_inputs: Sequence[Any],
     config: Config,
     watch: Watch | None,
+    replaced: dict[Node, str],
 ) -> tuple[Step, Change]:
     before, start = meta.snapshot(gm.graph), time.perf_counter()
     outputs = len(meta.outputs_of(gm))
@@ -162,11 +173,15 @@ def _run_one(
         raise
     except Exception as error:
         raise PassFailed(spec.name, spec.stage, spec.where, error) from error
-    return _finish(spec, gm, before, outputs, start, watch)
+    return _finish(spec, gm, before, outputs, start, watch, replaced)
 
 
 def _run_pattern(
-    spec: Pattern, index: Index, config: Config, watch: Watch | None
+    spec: Pattern,
+    index: Index,
+    config: Config,
+    watch: Watch | None,
+    replaced: dict[Node, str],
 ) -> tuple[Step, Change]:
     gm, start = index.gm, time.perf_counter()
     before: meta.Snapshot = {}
@@ -180,7 +195,7 @@ def _run_pattern(
     hits, miss = tuple(outcome.hits), str(outcome.miss or "")
     change = Change(spec.name)
     if hits and spec.replacement is not None:
-        step, change = _finish(spec, gm, before, outputs, start, watch)
+        step, change = _finish(spec, gm, before, outputs, start, watch, replaced)
     else:
         took, count = time.perf_counter() - start, len(gm.graph.nodes)
         step = Step(spec.name, spec.stage, took, added=0, removed=0, changed=0, nodes=count)
@@ -194,10 +209,13 @@ def _finish(
     outputs: int,
     start: float,
     watch: Watch | None,
+    replaced: dict[Node, str],
 ) -> tuple[Step, Change]:
     """Check the graph that a pass or a pattern left, clean it, and say what changed."""
     inputs = sum(node.op == "placeholder" for node in before)
     meta.check(gm, spec.name, inputs, outputs)
+    label.settle(gm, replaced, before)
+    label.sort(gm)
     meta.refresh(gm, before, spec.name)
     dead_code(gm, (), Config())
     change = Change.since(before, gm, spec.name)
