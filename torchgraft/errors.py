@@ -553,3 +553,15 @@ class NotOnThisDevice(GraftError, NotImplementedError):
     def __init__(self, feature: str, nearest: str) -> None:
         self.feature, self.nearest = feature, nearest
         super().__init__(f"{feature} needs an NPU. {nearest}")
+
+
+class NoProgram(GraftError):
+    """A page was asked of a report whose program is gone."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"report of {name!r}: its program is gone, and the graphs and the plan were the "
+            f"program's.\nUse compiled.report, which keeps its program, or compile with "
+            f"Config(report='folder')."
+        )

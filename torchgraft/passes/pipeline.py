@@ -18,6 +18,7 @@ from torchgraft.errors import BadPass, BadValue, GraftError, PassFailed, PassOrd
 from torchgraft.fx import label, meta
 from torchgraft.fx.label import Labels
 from torchgraft.passes.builtin import BUILTIN, dead_code
+from torchgraft.passes.history import Change, History
 from torchgraft.passes.pattern.define import STAGE, Pattern
 from torchgraft.passes.pattern.rewrite import apply
 from torchgraft.passes.pattern.search import Index
@@ -125,12 +126,14 @@ def run(
     config: Config,
     watch: Watch | None = None,
     labels: Labels | None = None,
+    history: History | None = None,
 ) -> list[Step]:
     """Run every pass and pattern on the graph, in place. After each one that changed it the graph
     is checked, its values are brought up to date and dead nodes are gone; what it did is in its
-    `Step`. With a `watch` its results are compared, too. What stream markers said, in the graph as
-    it comes or put in by a pass, is added to `labels`."""
+    `Step` and in the `history`. With a `watch` its results are compared, too. What stream markers
+    said, in the graph as it comes or put in by a pass, is added to `labels`."""
     steps: list[Step] = []
+    history = history or History()
     index: Index | None = None  # of the graph as it is; lives from pattern to pattern
     labels = labels if labels is not None else Labels()
     label.label(gm, labels)
@@ -141,13 +144,16 @@ def run(
                 watch.before(gm)
             if isinstance(spec, Pattern):
                 index = index or Index(gm)
-                steps.append(_run_pattern(spec, index, config, watch, replaced))
+                step, change = _run_pattern(spec, index, config, watch, replaced)
+                steps.append(step)
                 index = None if steps[-1].hits and spec.replacement is not None else index
             else:
-                steps.append(_run_one(spec, gm, example_inputs, config, watch, replaced))
+                step, change = _run_one(spec, gm, example_inputs, config, watch, replaced)
+                steps.append(step)
                 if spec.stage != "built-in" and label.has_markers(gm.graph):
                     label.label(gm, labels)
                 index = None
+            history.add(change, gm)
     return steps
 
 
@@ -158,7 +164,7 @@ def _run_one(
     config: Config,
     watch: Watch | None,
     replaced: dict[Node, str],
-) -> Step:
+) -> tuple[Step, Change]:
     before, start = meta.snapshot(gm.graph), time.perf_counter()
     outputs = len(meta.outputs_of(gm))
     if spec.stage != "built-in":
@@ -178,7 +184,7 @@ def _run_pattern(
     config: Config,
     watch: Watch | None,
     replaced: dict[Node, str],
-) -> Step:
+) -> tuple[Step, Change]:
     gm, start = index.gm, time.perf_counter()
     before: meta.Snapshot = {}
     outputs = len(meta.outputs_of(gm))
@@ -189,12 +195,13 @@ def _run_pattern(
     except Exception as error:
         raise PassFailed(spec.name, spec.stage, spec.where, error) from error
     hits, miss = tuple(outcome.hits), str(outcome.miss or "")
+    change = Change(spec.name)
     if hits and spec.replacement is not None:
-        step = _finish(spec, gm, before, outputs, start, watch, replaced)
+        step, change = _finish(spec, gm, before, outputs, start, watch, replaced)
     else:
         took, count = time.perf_counter() - start, len(gm.graph.nodes)
         step = Step(spec.name, spec.stage, took, added=0, removed=0, changed=0, nodes=count)
-    return dataclasses.replace(step, hits=hits, miss=miss)
+    return dataclasses.replace(step, hits=hits, miss=miss), change
 
 
 def _finish(
@@ -205,7 +212,7 @@ def _finish(
     start: float,
     watch: Watch | None,
     replaced: dict[Node, str],
-) -> Step:
+) -> tuple[Step, Change]:
     """Check the graph that a pass or a pattern left, clean it, and say what changed."""
     inputs = sum(node.op == "placeholder" for node in before)
     meta.check(gm, spec.name, inputs, outputs)
@@ -213,18 +220,17 @@ def _finish(
     label.sort(gm)
     meta.refresh(gm, before, spec.name)
     dead_code(gm, (), Config())
-    after = set(gm.graph.nodes)
+    change = Change.since(before, gm, spec.name)
     kind = "pattern" if isinstance(spec, Pattern) else "pass"
     if watch is not None and watch.after(gm, f"{kind} {spec.name!r} ({spec.where})") is not None:
-        return Step(
-            spec.name, spec.stage, time.perf_counter() - start, 0, 0, 0, len(gm.graph.nodes)
-        )
-    return Step(
+        change = Change(spec.name)  # it was undone
+    step = Step(
         spec.name,
         spec.stage,
         time.perf_counter() - start,
-        added=len(after - before.keys()),
-        removed=len(before.keys() - after),
-        changed=sum(before[n] != (n.target, n.args, n.kwargs) for n in after if n in before),
-        nodes=len(after),
+        added=len(change.added),
+        removed=len(change.removed),
+        changed=len(change.changed),
+        nodes=len(gm.graph.nodes),
     )
+    return step, change
