@@ -18,6 +18,8 @@ from torchgraft import _torch
 from torchgraft.compat.air.config import CompilerConfig
 from torchgraft.fx import edit
 from torchgraft.fx.edit import target_name
+from torchgraft.inspect import dump as graphs
+from torchgraft.inspect import netron
 from torchgraft.program import Program
 
 
@@ -63,12 +65,10 @@ class Dumps:
 
 
 def render(gm: GraphModule, kind: str) -> str:
-    """A graph as text of a kind."""
-    if kind == "txt":
-        return edit.text(gm) + "\n"
-    from torchgraft.inspect import formats
-
-    return formats.render(gm, kind)
+    """A graph as text: `txt`, `pbtxt` (for TensorBoard and Netron) or `py` (runs again)."""
+    if kind == "py":
+        return graphs.script(gm, "A graph as TorchAir's users dump it.")
+    return netron.pbtxt(gm) if kind == "pbtxt" else f"{edit.text(gm)}\n"
 
 
 def rank() -> int:
