@@ -5,6 +5,7 @@ graph; on CUDA they are CUDA's own."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +25,13 @@ def _cuda() -> bool:
     return devices.kind() == "cuda"
 
 
-_LABELS: list[str] = []
+_NUMBERS = itertools.count(1)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _fresh() -> str:
+    """A new name; a trace keeps the one it was given, and does not watch the counter."""
+    return f"npu_stream_{next(_NUMBERS)}"
 
 
 class _HostStream:
@@ -32,8 +39,7 @@ class _HostStream:
 
     def __init__(self, priority: int = 0, label: str | None = None) -> None:
         self.device, self.priority = torch.device("cpu"), priority
-        self.label = label or f"npu_stream_{len(_LABELS)}"
-        _LABELS.append(self.label)
+        self.label = label or _fresh()
 
     def synchronize(self) -> None: ...
 
