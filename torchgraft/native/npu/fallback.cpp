@@ -79,6 +79,9 @@ class Call {
   void run() {
     c10::DeviceGuard guard(c10::Device(kNpu, device_));
     if (is_view()) return view();
+    TORCH_CHECK_NOT_IMPLEMENTED(op_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU),
+                                schema().operator_name(), " has no kernel for the npu, and none for ",
+                                "the CPU that could stand in for it");
     seed_generators();
     if (!later()) now();
   }
@@ -129,17 +132,10 @@ class Call {
       } else {
         made.push_back(map_tensors(arg, [&](const Tensor& tensor) {
           if (is_npu(tensor)) return twins(tensor);
-          return device == c10::kMeta && tensor.defined() ? to_meta(tensor) : tensor;
+          bool shape_only = device == c10::kMeta && tensor.defined() && tensor.dim() > 0;
+          return shape_only ? tensor.to(c10::kMeta) : tensor;  // a number stays: torch asks for it
         }));
       }
-    }
-    return made;
-  }
-
-  static Tensor to_meta(const Tensor& tensor) {
-    Tensor made = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
-    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-      made.unsafeGetTensorImpl()->set_wrapped_number(true);
     }
     return made;
   }
