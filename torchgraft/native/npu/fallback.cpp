@@ -59,6 +59,14 @@ bool takes_host_tensors(const c10::OperatorHandle& op) {
   return known.count(name) || name.rfind("aten::", 0) != 0;
 }
 
+// Operators whose Meta kernels describe what a kernel of CUDA makes, and that of the CPU does not.
+bool has_other_shapes(const c10::OperatorHandle& op) {
+  static const std::unordered_set<std::string> known = {
+      "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_embedding_bag",
+      "aten::_embedding_bag_forward_only"};
+  return known.count(op.schema().name());
+}
+
 // A call of an operator, in the forms in which it is needed.
 class Call {
  public:
@@ -188,6 +196,7 @@ class Call {
 
   // Hands the call to the current stream, and returns whether that could be done.
   bool later() {
+    if (has_other_shapes(op_)) return false;
     for (const auto& one : schema().returns()) {
       auto kind = one.type()->kind();
       bool list = kind == c10::TypeKind::ListType &&

@@ -281,7 +281,7 @@ void synchronize(c10::DeviceIndex device) {
       for (auto& queue : queues) queue->demand(queue->last());
     }
     // Under an adversary one after the other, from a place that the seed chooses.
-    size_t first = seed < 0 ? 0 : mix(uint64_t(seed)) % queues.size();
+    size_t first = seed < 0 ? 0 : mix(uint64_t(seed)) & 1 ? 0 : 1 + mix(~uint64_t(seed)) % kPool;
     for (size_t i = 0; i < queues.size(); ++i) {
       Queue& queue = *queues[(first + i) % queues.size()];
       queue.wait(queue.last());
