@@ -242,10 +242,18 @@ class Call {
           Stack running = work;
           at::AutoDispatchBelowADInplaceOrView below;
           op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &running);
+          for (const IValue& arg : work) each_tensor(arg, resolve);
           for (size_t i = 0; i < targets.size(); ++i) fill(targets[i], running[i]);
         });
     give(std::move(results));
     return true;
+  }
+
+  // A kernel may write conjugates and leave a mark on its twin that says so.
+  static void resolve(const Tensor& twin) {
+    if (!twin.is_conj()) return;
+    twin._set_conj(false);
+    twin.conj_physical_();
   }
 
   static void fill(const IValue& target, const IValue& made) {
@@ -287,6 +295,7 @@ class Call {
     {
       at::AutoDispatchBelowADInplaceOrView below;
       op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+      for (const IValue& arg : given) each_tensor(arg, resolve);
     }
     for (size_t i = 0; i < args_.size(); ++i) {
       const auto& argument = schema().arguments()[i];
