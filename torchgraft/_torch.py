@@ -309,6 +309,24 @@ def is_higher_order(target: Any) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 
+def is_control_deps(target: Any) -> bool:
+    """Whether a call is how AOTAutograd ties a stream's event to data (2.11 to 2.13)."""
+    return is_higher_order(target) and getattr(target, "__name__", "") == "control_deps"
+
+
+@contextlib.contextmanager
+def replacements(gm: torch.fx.GraphModule) -> Iterator[dict[torch.fx.Node, str]]:
+    """Which node's uses went to which other node, by name, while passes edit a graph (2.11 to
+    2.13: FX keeps such hooks for torch.export)."""
+    found: dict[torch.fx.Node, str] = {}
+
+    def note(old: torch.fx.Node, new: str, user: torch.fx.Node) -> None:
+        found[old] = new
+
+    with gm._set_replace_hook(note):
+        yield found
+
+
 def is_functionalised(target: Any) -> bool:
     """Whether a call's target stands for a custom operator that writes its inputs."""
     higher = torch.ops.higher_order
@@ -620,6 +638,21 @@ def schemas_of(kind: str) -> list[str]:
 def operator_names() -> set[str]:
     """Every operator's name, without overloads."""
     return {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+
+
+def mark_static(tensor: Tensor, dim: int) -> None:
+    """Let torch.compile take each size of a dim for a fixed one (torch 2.11 to 2.13)."""
+    import torch._dynamo
+
+    torch._dynamo.mark_static(tensor, dim)
+
+
+def register_backend(name: str, compiler: Callable[..., Any]) -> None:
+    """Let `torch.compile(backend=name)` find a compiler; one of that name stays (2.11 to 2.13)."""
+    from torch._dynamo.backends import registry
+
+    if name not in registry._COMPILER_FNS:
+        registry.register_backend(compiler, name=name)
 
 
 def register_device(name: str, module: ModuleType) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torchgraft.passes.pattern.define import Pattern
     from torchgraft.passes.registry import Registry
 
+DUMP_FORMATS = ("txt", "py", "json", "dot", "svg", "pbtxt", "onnx")
 VERIFY = ("off", "each", "end", "pin")
 MODES = ("eager", "default", "reduce-overhead", "max-autotune")
 PRECISIONS = {
@@ -25,7 +27,8 @@ PRECISIONS = {
     "mixed-float16": (torch.float16, True),
     "mixed-bfloat16": (torch.bfloat16, True),
 }
-"""What `Config.precision` may be: the type to compute in, and whether sensitive calls keep theirs."""
+"""What `Config.precision` may be: the type to compute in, and whether sensitive calls keep theirs.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,6 +82,13 @@ class Config:
     but undo the rewrite, pin the node to ATen and go on. Costs compile time only."""
     verify_dir: str | None = None
     """Where scripts that reproduce a difference go; None: a temporary folder."""
+    report: str | None = None
+    """A folder: each program that is compiled leaves its report there, an HTML page."""
+    dump: str | None = None
+    """A folder: each program leaves its graph there, before the passes and after each that changed
+    it, in numbered files."""
+    dump_formats: tuple[str, ...] = ("txt", "py")
+    """Which files: `txt`, `py` (runs again), `json`, `dot`, `svg`, `pbtxt` and `onnx` (Netron)."""
     inductor: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     """Options for the code generator, as `torch.compile(options=...)` takes them."""
 
@@ -118,6 +128,17 @@ class Config:
         object.__setattr__(self, "patterns", tuple(self.patterns))
         if self.registry is not None and not hasattr(self.registry, "unregister"):
             raise BadValue("Config.registry", self.registry, "a graft.Registry")
+        for field in ("report", "dump"):
+            folder = getattr(self, field)
+            if folder is not None and not isinstance(folder, (str, os.PathLike)):
+                raise BadValue(f"Config.{field}", folder, "the path of a folder")
+            object.__setattr__(self, field, None if folder is None else os.fspath(folder))
+        if isinstance(self.dump_formats, str):
+            raise BadValue("Config.dump_formats", self.dump_formats, "a list such as ['txt']")
+        for name in self.dump_formats:
+            if name not in DUMP_FORMATS:
+                raise UnknownName("format", name, DUMP_FORMATS, where="Config.dump_formats")
+        object.__setattr__(self, "dump_formats", tuple(self.dump_formats))
         if not isinstance(self.inductor, Mapping):
             raise BadValue("Config.inductor", self.inductor, "a mapping of Inductor options")
         object.__setattr__(self, "inductor", MappingProxyType(_known(self.inductor)))

@@ -109,6 +109,27 @@ class Plan:
     def launches(self) -> list[Launch]:
         return [step for step in self.steps if isinstance(step, Launch)]
 
+    @property
+    def streams(self) -> list[str]:
+        """The streams of the plan, the caller's first."""
+        return [MAIN, *sorted({step.stream for step in self.steps} - {MAIN})]
+
+    def timeline(self) -> str:
+        """The plan as a picture in text: a column a stream, a line a step, in launch order.
+
+        What stands in different columns may run at the same time, unless a wait says otherwise.
+        """
+        columns = self.streams
+        rows = [
+            [_cell(step) if step.stream == stream else "" for stream in columns]
+            for step in self.steps
+            if not isinstance(step, Free)
+        ]
+        widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+        lines = [columns, ["-" * width for width in widths], *rows]
+        padded = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        return "\n".join(padded)
+
     def verify(self) -> None:
         """Raise `BadPlan` unless every buffer is written once, before its uses, freed at most once
         and after them, and every event is recorded before it is waited for."""
@@ -177,6 +198,13 @@ class Plan:
         if outputs is None:
             raise BadPlan("text", "there is no return")
         return Plan(inputs, tuple(constants), tuple(steps), outputs, tuple(shared))
+
+
+def _cell(step: PlanStep) -> str:
+    if isinstance(step, Launch):
+        return step.kernel
+    verb = "record" if isinstance(step, Record) else "wait"
+    return f"{verb} {step.event}" if isinstance(step, (Record, Wait)) else ""
 
 
 def buffers(tree: Any) -> Iterator[Buffer]:

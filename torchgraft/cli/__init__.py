@@ -16,7 +16,9 @@ COMMANDS = {
     "doctor": "torchgraft.cli.doctor:doctor",
     "native": "torchgraft.cli.native:native",
     "new": "torchgraft.cli.new:new",
+    "compat-path": "torchgraft.cli.run:compat_path",
     "op-plugin": "torchgraft.cli.plugin:op_plugin",
+    "run": "torchgraft.cli.run:run",
 }
 """Where each command is; its module is imported when the command is used."""
 

@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from torchgraft import _torch
 from torchgraft.fx import meta
 from torchgraft.fx.dialect import is_random, is_view
+from torchgraft.fx.label import stream_of
 from torchgraft.op.define import explain_choice
 
 aten = torch.ops.aten
@@ -130,18 +131,37 @@ class Unit:
     place: Place
     nodes: list[Node]
 
+    @property
+    def stream(self) -> str:
+        return stream_of(self.nodes[0])
+
+    @property
+    def is_barrier(self) -> bool:
+        """Whether the order against every other launch must be kept."""
+        return any(map(_is_barrier, self.nodes))
+
+    @property
+    def is_random(self) -> bool:
+        return any(map(is_random, self.nodes))
+
+
+Side = tuple[bool, str]
+"""Who runs a node (generated code or not), and on which stream."""
+
 
 def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
     """The graph as units, in an order that respects every dependency.
 
-    A node's level counts the changes of side (generated or not) on the way to it; nodes of one
-    level on the generated side make one region. So an opaque call splits only what really lies
-    before it from what really lies after it.
+    A node's level counts the changes of side on the way to it, and the orders (`meta["after"]`);
+    nodes of one level and one side make one region, if it is the generated one. So an opaque call
+    or another stream splits only what really lies before it from what really lies after it.
     """
     places: dict[Node, Place] = {}
     levels: dict[Node, int] = {}
+    sides: dict[Node, Side] = {}
     written: list[Node] = []
-    floor, top, drawn = {True: 0, False: 0}, 0, 0
+    floor: tuple[int, Side | None] = (0, None)  # the last barrier
+    top, drawn = 0, 0
     for node in gm.graph.nodes:
         if node.op != "call_function":
             continue
@@ -149,17 +169,18 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
         if node.target is aten.copy_.default:
             written.append(node)
             continue
-        side = here.runs == GENERATED
-        level = floor[side]
+        side = sides[node] = (here.runs == GENERATED, stream_of(node))
+        level = floor[0] + (floor[1] is not None and side != floor[1])
         for used in node.all_input_nodes:
             if used in levels:
-                same = side == (places[used].runs == GENERATED)
-                level = max(level, levels[used] + (not same))
-        if is_random(node) and not side:  # on ATen, numbers are drawn in the order of the graph
+                level = max(level, levels[used] + (side != sides[used]))
+        for first in node.meta.get("after", ()):
+            level = max(level, levels.get(first, -1) + 1)
+        if is_random(node) and not side[0]:  # on ATen, numbers are drawn in the order of the graph
             level = drawn = max(level, drawn)
         if _is_barrier(node):
             level = max(level, top)
-            floor = {side: level, not side: level + 1}
+            floor = (level, side)
         levels[node] = level
         top = max(top, level)
     _place_writes(written, places, levels)
@@ -168,15 +189,17 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
 
 def _is_barrier(node: Node) -> bool:
     """Whether the order of a call against all others must be kept."""
-    return not is_random(node) and node.is_impure()
+    return not is_random(node) and node.target is not aten.copy_.default and node.is_impure()
 
 
 def _place_writes(written: list[Node], places: dict[Node, Place], levels: dict[Node, int]) -> None:
-    """Writes to inputs come after everything that may still read the old values."""
+    """Writes to inputs come after everything that may still read the old values: with the last
+    region, if that is all there is on the last level."""
     last = max(levels.values(), default=0)
-    busy = any(level == last and places[n].runs != GENERATED for n, level in levels.items())
+    sides = {(places[n].runs, stream_of(n)) for n, level in levels.items() if level == last}
     for node in written:
-        levels[node] = last + (busy or places[node].runs != GENERATED)
+        here = (places[node].runs, stream_of(node))
+        levels[node] = last + (here[0] != GENERATED or not sides <= {here})
 
 
 def _units(places: dict[Node, Place], levels: dict[Node, int]) -> list[Unit]:
@@ -184,11 +207,15 @@ def _units(places: dict[Node, Place], levels: dict[Node, int]) -> list[Unit]:
     for node, level in levels.items():
         by_level.setdefault(level, []).append(node)
     units: list[Unit] = []
+    count = 0
     for level in sorted(by_level):
-        generated = [n for n in by_level[level] if places[n].runs == GENERATED]
-        if generated:
-            name = f"region{sum(u.place.runs == GENERATED for u in units)}"
-            units.append(Unit(name, Place(GENERATED), generated))
+        generated: dict[str, list[Node]] = {}
+        for node in by_level[level]:
+            if places[node].runs == GENERATED:
+                generated.setdefault(stream_of(node), []).append(node)
+        for nodes in generated.values():
+            units.append(Unit(f"region{count}", Place(GENERATED), nodes))
+            count += 1
         for node in by_level[level]:
             if places[node].runs == GENERATED:
                 continue

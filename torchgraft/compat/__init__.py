@@ -1,7 +1,7 @@
 """Ascend scripts off the NPU: `install()` makes their packages importable.
 
-`torchair`, `npugraph_ex`, `torch_aie`, `mindietorch` and `torch_npu` are folders under `site`, each a
-thin layer over torchgraft. Nothing in torchgraft imports them.
+`torchair`, `npugraph_ex`, `torch_aie`, `mindietorch` and `torch_npu` are folders under `site`, thin
+over what is here, which is thin over torchgraft. Nothing in torchgraft imports them.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -64,6 +65,9 @@ def is_mapped() -> bool:
     return kind() != "npu"
 
 
+_UNDO = contextlib.ExitStack()
+
+
 def activate() -> None:
     """Give this process the device `npu`: `torch.npu`, `x.npu()`, `"npu:0"`. Once is enough."""
     if not is_mapped():
@@ -76,20 +80,35 @@ def activate() -> None:
     from torchgraft.compat import npu
 
     chosen = kind()
-    _add_methods(chosen)
-    _register(npu)
-    Mapped(chosen).__enter__()
-    _in_threads(chosen)
+    _UNDO.enter_context(Mapped(chosen))
+    _set(torch, "npu", npu)
+    _set(torch.Tensor, "npu", _mover(chosen))
+    _set(torch.nn.Module, "npu", _mover(chosen))
+    _set(torch.Tensor, "is_npu", property(lambda self: self.device.type == chosen))
+    _set(threading.Thread, "start", _in_threads(chosen, threading.Thread.start))
+    _files()
 
 
-def _register(module: ModuleType) -> None:
-    torch.npu = module  # type: ignore[attr-defined]
+def deactivate() -> None:
+    """Take back what `activate` did, where another device stands for the NPU."""
+    _UNDO.close()
 
-    def tag(storage: Any) -> None:  # a file never says npu here
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    before = owner.__dict__.get(name)
+    setattr(owner, name, value)
+    _UNDO.callback(lambda: setattr(owner, name, before) if before else delattr(owner, name))
+
+
+@functools.cache
+def _files() -> None:
+    """Let a file that says `npu` be loaded to where the NPU is now."""
+
+    def tag(storage: Any) -> None:  # no file is written that says so
         return None
 
     def restore(storage: Any, location: str) -> Any:
-        if not location.startswith("npu"):
+        if not location.startswith("npu") or not is_mapped():
             return None
         where = mapped(location, kind())
         return storage if where.type == "cpu" else storage.cuda(where.index)
@@ -97,24 +116,20 @@ def _register(module: ModuleType) -> None:
     torch.serialization.register_package(5, tag, restore)
 
 
-def _add_methods(chosen: str) -> None:
-    """`.npu()` and `.is_npu`, where torch_npu puts them."""
+def _mover(chosen: str) -> Callable[..., Any]:
+    """`.npu()`, where torch_npu puts it."""
 
-    def move(self: Any, device: Any = None, **kwargs: Any) -> Any:
-        index = device if isinstance(device, int) else None
-        where = f"npu:{index}" if index is not None else device or "npu"
+    def npu(self: Any, device: Any = None, **kwargs: Any) -> Any:
+        where = f"npu:{device}" if isinstance(device, int) else device or "npu"
         if isinstance(self, torch.nn.Module):
             return self.to(mapped(where, chosen))
         return self.to(mapped(where, chosen), non_blocking=bool(kwargs.get("non_blocking")))
 
-    for owner in (torch.Tensor, torch.nn.Module):
-        owner.npu = move  # type: ignore[attr-defined]
-    torch.Tensor.is_npu = property(lambda self: self.device.type == chosen)  # type: ignore[attr-defined]
+    return npu
 
 
-def _in_threads(chosen: str) -> None:
+def _in_threads(chosen: str, start: Callable[..., None]) -> Callable[..., None]:
     """A mode holds for one thread: let every thread started from now on have its own."""
-    start = threading.Thread.start
 
     def started(self: threading.Thread) -> None:
         run = self.run
@@ -126,4 +141,4 @@ def _in_threads(chosen: str) -> None:
         self.run = inside  # type: ignore[method-assign]
         start(self)
 
-    threading.Thread.start = started  # type: ignore[method-assign]
+    return started

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
+
+_HOME = str(Path(__file__).parents[1])
 
 _lock = threading.Lock()
 _said: dict[str, str] = {}
@@ -17,7 +21,15 @@ def without_effect(where: str, found: Mapping[str, str]) -> None:
         _said.update({f"{where}{name}": why for name, why in new.items()})
     if new:
         listed = "".join(f"\n  {where}{name}: {why}" for name, why in new.items())
-        warnings.warn(f"accepted, without effect here:{listed}", UserWarning, stacklevel=3)
+        warnings.warn(f"accepted, without effect here:{listed}", UserWarning, stacklevel=_outside())
+
+
+def _outside() -> int:
+    """The stack level of the first caller that is not torchgraft, for a warning."""
+    level, frame = 0, inspect.currentframe()
+    while frame and frame.f_back and frame.f_code.co_filename.startswith((_HOME, "<")):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def said() -> dict[str, str]:

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from torchgraft.compat import device as devices
+from torchgraft.compat.notes import without_effect
+from torchgraft.compat.simulated import amp
 from torchgraft.errors import NotOnThisDevice
 
-_MAIN = "main"
+__all__ = ["amp"]
 
 
 def _cuda() -> bool:
@@ -66,12 +68,14 @@ def Stream(device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
     """A new stream of the device that stands for the NPU."""
     if not _cuda():
         return _HostStream(device, priority)
-    return torch.cuda.Stream(devices.mapped(device, "cuda"), priority)
+    make: Any = torch.cuda.Stream  # untyped in torch
+    return make(devices.mapped(device, "cuda"), priority)
 
 
 def Event(enable_timing: bool = False, **kwargs: Any) -> Any:
     """A new event of the device that stands for the NPU."""
-    return torch.cuda.Event(enable_timing) if _cuda() else _HostEvent(enable_timing)
+    make: Any = torch.cuda.Event if _cuda() else _HostEvent  # the first is untyped in torch
+    return make(enable_timing)
 
 
 _DEFAULT = _HostStream()
@@ -157,8 +161,49 @@ def memory_allocated(device: Any = None) -> int:
 max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
 
 
+def reset_peak_memory_stats(device: Any = None) -> None:
+    if _cuda():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def is_initialized() -> bool:
+    return True
+
+
+def init() -> None: ...
+
+
+def is_bf16_supported() -> bool:
+    return True
+
+
+def get_rng_state(device: Any = None) -> torch.Tensor:
+    return torch.cuda.get_rng_state() if _cuda() else torch.get_rng_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
+    if _cuda():
+        torch.cuda.set_rng_state(new_state)
+    else:
+        torch.set_rng_state(new_state)
+
+
+def set_compile_mode(jit_compile: bool = False) -> None:
+    """How the NPU compiles operators."""
+    without_effect("torch.npu.", {"set_compile_mode": "operators run as they are"})
+
+
+def set_option(option: dict[str, Any]) -> None:
+    """Options of the NPU's compiler."""
+    without_effect("torch.npu.", {"set_option": "operators run as they are"})
+
+
+class _Missing(NotOnThisDevice, AttributeError):
+    """So that `hasattr(torch.npu, name)` is an answer."""
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(name)
-    nearest = "Streams, events and memory of the simulated device: torchgraft run --device npu."
-    raise NotOnThisDevice(f"torch.npu.{name}", nearest)
+    nearest = "The simulated device may have it: torchgraft run --device npu."
+    raise _Missing(f"torch.npu.{name}", nearest)

@@ -39,7 +39,7 @@ class Option:
 
 
 class Kind:
-    """What an option may be: its default, its check, and why it has no effect here if it has none."""
+    """What an option may be: its default, its check, and why it has no effect if it has none."""
 
     def __init__(self, default: Any, check: Callable[[Any], Any], idle: str | None = None) -> None:
         self.default, self.check, self.idle = default, check, idle
@@ -79,7 +79,7 @@ def existing(kind: str) -> Callable[[Any], str]:
     """The path of a file, a folder, or a `.json` file, that is there."""
 
     def check(value: Any) -> str:
-        path = os.path.realpath(os.fspath(value))
+        path: str = os.path.realpath(os.fspath(value))
         fits = os.path.isdir(path) if kind == "folder" else os.path.isfile(path)
         if not fits or (kind == "json" and not path.endswith(".json")):
             raise FileNotFoundError(f"{value!r} is no {kind} that is there ({path})")
@@ -89,7 +89,9 @@ def existing(kind: str) -> Callable[[Any], str]:
 
 
 def path(value: Any) -> str:
-    return os.path.realpath(os.fspath(value))
+    """A path, there or not."""
+    full: str = os.path.realpath(os.fspath(value))
+    return full
 
 
 def text(pattern: str) -> Callable[[Any], str]:
@@ -151,7 +153,9 @@ class Section:
             self._values[name] = value
         elif name in self.options:
             given = value.raw if isinstance(value, Option) else value
-            self._values[name] = Option(self.options[name].check(given))
+            kind = self.options[name]
+            unset = given is None and kind.default is None
+            self._values[name] = Option(None if unset else kind.check(given))
         else:
             raise ValueError(self._unknown(name))
 
@@ -159,7 +163,7 @@ class Section:
         return f"{type(self).__name__} has no option {name}, all options {list(self._values)}"
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self._values == other._values  # type: ignore[attr-defined]
+        return type(self) is type(other) and self._values == other._values
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -10,12 +10,15 @@ from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
+from torchgraft import _torch
 from torchgraft.config import Config
 from torchgraft.errors import BadPass, BadValue, GraftError, PassFailed, PassOrder, UnknownName
-from torchgraft.fx import meta
+from torchgraft.fx import label, meta
+from torchgraft.fx.label import Labels
 from torchgraft.passes.builtin import BUILTIN, dead_code
+from torchgraft.passes.history import Change, History
 from torchgraft.passes.pattern.define import STAGE, Pattern
 from torchgraft.passes.pattern.rewrite import apply
 from torchgraft.passes.pattern.search import Index
@@ -118,23 +121,39 @@ def _sorted(names: list[str], edges: dict[str, set[str]]) -> list[str]:
 
 
 def run(
-    gm: GraphModule, example_inputs: Sequence[Any], config: Config, watch: Watch | None = None
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    config: Config,
+    watch: Watch | None = None,
+    labels: Labels | None = None,
+    history: History | None = None,
 ) -> list[Step]:
     """Run every pass and pattern on the graph, in place. After each one that changed it the graph
     is checked, its values are brought up to date and dead nodes are gone; what it did is in its
-    `Step`. With a `watch` its results are compared, too."""
+    `Step` and in the `history`. With a `watch` its results are compared, too. What stream markers
+    said, in the graph as it comes or put in by a pass, is added to `labels`."""
     steps: list[Step] = []
+    history = history or History()
     index: Index | None = None  # of the graph as it is; lives from pattern to pattern
-    for spec in passes_for(config):
-        if watch is not None:
-            watch.before(gm)
-        if isinstance(spec, Pattern):
-            index = index or Index(gm)
-            steps.append(_run_pattern(spec, index, config, watch))
-            index = None if steps[-1].hits and spec.replacement is not None else index
-        else:
-            steps.append(_run_one(spec, gm, example_inputs, config, watch))
-            index = None
+    labels = labels if labels is not None else Labels()
+    label.label(gm, labels)
+    with _torch.replacements(gm) as replaced:
+        for spec in passes_for(config):
+            replaced.clear()
+            if watch is not None:
+                watch.before(gm)
+            if isinstance(spec, Pattern):
+                index = index or Index(gm)
+                step, change = _run_pattern(spec, index, config, watch, replaced)
+                steps.append(step)
+                index = None if steps[-1].hits and spec.replacement is not None else index
+            else:
+                step, change = _run_one(spec, gm, example_inputs, config, watch, replaced)
+                steps.append(step)
+                if spec.stage != "built-in" and label.has_markers(gm.graph):
+                    label.label(gm, labels)
+                index = None
+            history.add(change, gm)
     return steps
 
 
@@ -144,7 +163,8 @@ def _run_one(
     example_inputs: Sequence[Any],
     config: Config,
     watch: Watch | None,
-) -> Step:
+    replaced: dict[Node, str],
+) -> tuple[Step, Change]:
     before, start = meta.snapshot(gm.graph), time.perf_counter()
     outputs = len(meta.outputs_of(gm))
     if spec.stage != "built-in":
@@ -155,10 +175,16 @@ def _run_one(
         raise
     except Exception as error:
         raise PassFailed(spec.name, spec.stage, spec.where, error) from error
-    return _finish(spec, gm, before, outputs, start, watch)
+    return _finish(spec, gm, before, outputs, start, watch, replaced)
 
 
-def _run_pattern(spec: Pattern, index: Index, config: Config, watch: Watch | None) -> Step:
+def _run_pattern(
+    spec: Pattern,
+    index: Index,
+    config: Config,
+    watch: Watch | None,
+    replaced: dict[Node, str],
+) -> tuple[Step, Change]:
     gm, start = index.gm, time.perf_counter()
     before: meta.Snapshot = {}
     outputs = len(meta.outputs_of(gm))
@@ -169,12 +195,13 @@ def _run_pattern(spec: Pattern, index: Index, config: Config, watch: Watch | Non
     except Exception as error:
         raise PassFailed(spec.name, spec.stage, spec.where, error) from error
     hits, miss = tuple(outcome.hits), str(outcome.miss or "")
+    change = Change(spec.name)
     if hits and spec.replacement is not None:
-        step = _finish(spec, gm, before, outputs, start, watch)
+        step, change = _finish(spec, gm, before, outputs, start, watch, replaced)
     else:
         took, count = time.perf_counter() - start, len(gm.graph.nodes)
         step = Step(spec.name, spec.stage, took, added=0, removed=0, changed=0, nodes=count)
-    return dataclasses.replace(step, hits=hits, miss=miss)
+    return dataclasses.replace(step, hits=hits, miss=miss), change
 
 
 def _finish(
@@ -184,24 +211,26 @@ def _finish(
     outputs: int,
     start: float,
     watch: Watch | None,
-) -> Step:
+    replaced: dict[Node, str],
+) -> tuple[Step, Change]:
     """Check the graph that a pass or a pattern left, clean it, and say what changed."""
     inputs = sum(node.op == "placeholder" for node in before)
     meta.check(gm, spec.name, inputs, outputs)
+    label.settle(gm, replaced, before)
+    label.sort(gm)
     meta.refresh(gm, before, spec.name)
     dead_code(gm, (), Config())
-    after = set(gm.graph.nodes)
+    change = Change.since(before, gm, spec.name)
     kind = "pattern" if isinstance(spec, Pattern) else "pass"
     if watch is not None and watch.after(gm, f"{kind} {spec.name!r} ({spec.where})") is not None:
-        return Step(
-            spec.name, spec.stage, time.perf_counter() - start, 0, 0, 0, len(gm.graph.nodes)
-        )
-    return Step(
+        change = Change(spec.name)  # it was undone
+    step = Step(
         spec.name,
         spec.stage,
         time.perf_counter() - start,
-        added=len(after - before.keys()),
-        removed=len(before.keys() - after),
-        changed=sum(before[n] != (n.target, n.args, n.kwargs) for n in after if n in before),
-        nodes=len(after),
+        added=len(change.added),
+        removed=len(change.removed),
+        changed=len(change.changed),
+        nodes=len(gm.graph.nodes),
     )
+    return step, change

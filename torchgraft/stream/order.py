@@ -24,21 +24,25 @@ def schedule(
     *,
     shared: Sequence[tuple[Buffer, Buffer]] = (),
     after: Iterable[tuple[int, int]] = (),
+    data: bool = True,
 ) -> Plan:
     """A plan of the launches that keeps data order and the pairs of `after` (first, then).
+
+    Without `data` only the pairs are kept: the plan that the author of the pairs wrote, which may
+    have hazards and is not to be run.
 
     Every stream is forked from the caller's and joined into it again; each buffer is freed as soon
     as that is safe.
     """
     bare = Plan(tuple(inputs), tuple(constants), tuple(launches), outputs, tuple(shared))
-    waits = _waits(bare, launches, after)
+    waits = _waits(bare, launches, after, data)
     steps = _steps(launches, waits)
     ordered = Plan(bare.inputs, bare.constants, tuple(steps), outputs, bare.shared)
-    return _with_frees(ordered)
+    return _with_frees(ordered) if data else ordered
 
 
 def _waits(
-    plan: Plan, launches: Sequence[Launch], after: Iterable[tuple[int, int]]
+    plan: Plan, launches: Sequence[Launch], after: Iterable[tuple[int, int]], data: bool
 ) -> dict[int, list[int]]:
     """For each launch (and the end, at len(launches)): whom its stream must wait for."""
     roots = memories(plan)
@@ -66,7 +70,7 @@ def _waits(
         steps = list(wanted.get(at, ()))
         if launch.stream not in clocks:
             steps.append(ENTRY)  # a stream starts where the caller's is, read or not
-        for buffer, writes in touched.items():
+        for buffer, writes in touched.items() if data else ():
             held = memory.setdefault(buffer, Memory())
             before = held.before_write() if writes else held.before_read()
             steps += [step for _, _, step, _ in before]
@@ -75,7 +79,7 @@ def _waits(
         clock[launch.stream] = tick = clock.get(launch.stream, 0) + 1
         ticks[at], known[at] = (launch.stream, tick), dict(clock)
         for buffer, writes in touched.items():
-            memory[buffer].touched(launch.stream, tick, at, writes)
+            memory.setdefault(buffer, Memory()).touched(launch.stream, tick, at, writes)
     last = {launch.stream: at for at, launch in enumerate(launches)}
     need(len(launches), MAIN, last.values())
     return waits

@@ -30,10 +30,19 @@ class Hazard:
 
 def memories(plan: Plan) -> dict[Buffer, Buffer]:
     """For each buffer that may share memory with an earlier one: the first of those."""
-    roots: dict[Buffer, Buffer] = {}
-    for view, base in plan.shared:
-        roots[view] = roots.get(base, base)
-    return roots
+    parents: dict[Buffer, Buffer] = {}
+
+    def root(buffer: Buffer) -> Buffer:
+        while buffer in parents:
+            parents[buffer] = parents.get(parents[buffer], parents[buffer])
+            buffer = parents[buffer]
+        return buffer
+
+    for view, base in plan.shared:  # a view of two buffers makes their memory one
+        one, two = root(view), root(base)
+        if one != two:
+            parents[one] = two
+    return {buffer: root(buffer) for buffer in parents}
 
 
 def join(clock: Clock, other: Clock) -> None:

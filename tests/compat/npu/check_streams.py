@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+
 from torchgraft.compat import simulated
 from torchgraft.errors import BadValue, GraftError
 

@@ -19,22 +19,22 @@ from torchgraft.compat.options import (
     whole,
 )
 
-Sections = ClassVar[dict[str, type[Section]]]
-Options = ClassVar[dict[str, Kind]]
+Sections = dict[str, type[Section]]
+Options = dict[str, Kind]
 _PROVED = "streams are ordered and proved by torchgraft at every compile"
 _FRESH = "a captured graph here never hands out memory that its next call writes"
 _EXACT = "the program's result is the same either way"
 
 
 class _GraphDump(Section):
-    options: Options = {
+    options: ClassVar[Options] = {
         "type": Kind(None, one_of("txt", "pbtxt", "py", None)),
         "path": Kind(None, path),
     }
 
 
 class _DataDump(Section):
-    options: Options = {
+    options: ClassVar[Options] = {
         "type": Kind(None, one_of("npy", None)),
         "path": Kind(None, path),
         "filter": Kind(None, function),
@@ -42,14 +42,14 @@ class _DataDump(Section):
 
 
 class _FxSummary(Section):
-    options: Options = {
+    options: ClassVar[Options] = {
         "type": Kind(None, one_of("csv", None)),
         "skip_compile": Kind(True, flag),
     }
 
 
 class _DebugAclGraph(Section):
-    options: Options = {
+    options: ClassVar[Options] = {
         "disable_reinplace_inplaceable_ops_pass": idle(False, flag, _EXACT),
         "disable_reinplace_input_mutated_ops_pass": idle(False, flag, _EXACT),
         "disable_mempool_reuse_in_same_fx": idle(False, flag, _EXACT),
@@ -61,11 +61,11 @@ class _DebugAclGraph(Section):
 
 
 class _Debug(Section):
-    options: Options = {
+    options: ClassVar[Options] = {
         "run_eagerly": Kind(False, flag),
         "deadlock_check": idle(False, flag, _PROVED),
     }
-    sections: Sections = {
+    sections: ClassVar[Sections] = {
         "graph_dump": _GraphDump,
         "data_dump": _DataDump,
         "fx_summary": _FxSummary,
@@ -74,7 +74,7 @@ class _Debug(Section):
 
 
 class _Aoe(Section):
-    options: Options = {
+    options: ClassVar[Options] = {
         "aoe_mode": idle(None, one_of("2", None)),
         "work_path": idle("./", existing("folder")),
         "aoe_config_file": idle(None, existing("file")),
@@ -82,7 +82,7 @@ class _Aoe(Section):
 
 
 class _ExportExperimental(Section):
-    options: Options = {
+    options: ClassVar[Options] = {
         "enable_record_nn_module_stack": idle(False, flag, "it is always recorded"),
         "auto_atc_config_generated": idle(False, flag),
         "enable_lite_export": idle(False, flag),
@@ -90,18 +90,18 @@ class _ExportExperimental(Section):
 
 
 class _Export(Section):
-    options: Options = {
+    options: ClassVar[Options] = {
         "export_mode": Kind(False, flag),
         "export_path_dir": Kind("./", path),
         "export_name": Kind(None, instance(str)),
         "weight_name": idle(None, anything, "weights are inside the exported file"),
         "inputs_name": idle(None, anything, "inputs have the names of the model's arguments"),
     }
-    sections: Sections = {"experimental": _ExportExperimental}
+    sections: ClassVar[Sections] = {"experimental": _ExportExperimental}
 
 
 class _Dump(Section):
-    options: Options = {
+    options: ClassVar[Options] = {
         "enable_dump": Kind(False, flag),
         "dump_path": Kind("./", existing("folder")),
         "dump_mode": Kind("all", one_of("input", "output", "all")),
@@ -115,11 +115,11 @@ class _Dump(Section):
 
 
 class _Fusion(Section):
-    options: Options = {"fusion_switch_file": idle(None, existing("file"))}
+    options: ClassVar[Options] = {"fusion_switch_file": idle(None, existing("file"))}
 
 
 class _ExperimentalAclGraph(Section):
-    options: Options = {
+    options: ClassVar[Options] = {
         "_aclnn_static_shape_kernel": idle(False, flag),
         "_aclnn_static_shape_kernel_build_dir": idle(None, instance(str)),
         "_aclnn_static_shape_kernel_sym_value_range": idle(None, instance(list, tuple)),
@@ -131,7 +131,7 @@ class _ExperimentalAclGraph(Section):
 
 
 class _Experimental(Section):
-    options: Options = {
+    options: ClassVar[Options] = {
         "cc_parallel_enable": idle(False, flag),
         "memory_efficiency": idle(False, flag),
         "frozen_parameter": idle(False, flag, "behind torch.compile weights are never frozen"),
@@ -148,15 +148,17 @@ class _Experimental(Section):
         "topology_sorting_strategy": idle("DFS", one_of("BFS", "DFS", "RDFS", "StableRDFS")),
         "aot_config_output_loss_index": idle(0, anything, _EXACT),
     }
-    sections: Sections = {"aclgraph": _ExperimentalAclGraph}
+    sections: ClassVar[Sections] = {"aclgraph": _ExperimentalAclGraph}
 
 
 class _Inference(Section):
-    options: Options = {"dynamic_gears_merge_policy": Kind("zip", one_of("zip", "product"))}
+    options: ClassVar[Options] = {
+        "dynamic_gears_merge_policy": Kind("zip", one_of("zip", "product"))
+    }
 
 
 class _Ge(Section):
-    options: Options = {
+    options: ClassVar[Options] = {
         "enable_single_stream": idle(False, flag),
         "oo_level": idle("O3", one_of("O1", "O3")),
         "oo_constant_folding": idle(None, flag),
@@ -168,18 +170,20 @@ class _Ge(Section):
 
 
 class _AclGraph(Section):
-    options: Options = {"use_custom_pool": idle(None, anything, "memory belongs to the program")}
+    options: ClassVar[Options] = {
+        "use_custom_pool": idle(None, anything, "memory belongs to the program")
+    }
 
 
 class CompilerConfig(Section):
     """How TorchAir compiles. Values are checked when set; each object has its own."""
 
-    options: Options = {
+    options: ClassVar[Options] = {
         "mode": Kind("max-autotune", one_of("max-autotune", "reduce-overhead", "npugraph_ex")),
         "post_grad_custom_pre_pass": Kind(None, function),
         "post_grad_custom_post_pass": Kind(None, function),
     }
-    sections: Sections = {
+    sections: ClassVar[Sections] = {
         "debug": _Debug,
         "aoe_config": _Aoe,
         "export": _Export,
@@ -195,7 +199,7 @@ class CompilerConfig(Section):
 class NpuGraphExConfig(Section):
     """The flat options of npugraph_ex."""
 
-    options: Options = {
+    options: ClassVar[Options] = {
         "force_eager": Kind(False, flag),
         "use_graph_pool": idle(None, anything, "memory belongs to the program"),
         "reuse_graph_pool_in_same_fx": idle(True, flag, _EXACT),

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from torchgraft.compat import device
+from torchgraft.compat import backends, device
 from torchgraft.errors import NotOnThisDevice
 from torchgraft.op import plugin
 
 device.activate()
+backends.register()
 npu: Any = torch.npu  # type: ignore[attr-defined]
 sys.modules[f"{__name__}.npu"] = npu
 if hasattr(npu, "amp"):

@@ -1,4 +1,4 @@
-"""The profiler of torch. What streams of the npu run is seen as work of the CPU, on their threads."""
+"""The profiler of torch. Streams of the npu are seen as work of the CPU, on their threads."""
 
 from __future__ import annotations
 
@@ -76,3 +76,16 @@ class profile(torch.profiler.profile):
             with_modules=with_modules,
             **kwargs,
         )
+        self._over = False
+
+    def stop(self) -> None:
+        """End the trace."""
+        self._over = True
+        stop: Any = super().stop  # untyped in torch
+        stop()
+
+    def step(self) -> None:
+        """The next step. After the end it does nothing; torch's own would crash there."""
+        if not self._over:
+            step: Any = super().step
+            step()
