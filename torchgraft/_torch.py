@@ -663,3 +663,8 @@ def register_device(name: str, module: ModuleType) -> None:
 def drop_fake(name: str) -> None:
     """Forget the fake of an op, so that its Meta kernel decides. Torch 2.4 to 2.13."""
     torch._library.simple_registry.singleton.find(name).fake_impl.kernels.clear()
+
+
+def foreign_device() -> str:
+    """The name of the device that another package brings, which Inductor knows nothing of."""
+    return str(torch._C._get_privateuse1_backend_name())

@@ -166,8 +166,9 @@ def test_memory_in_use_elsewhere_is_not_given_again() -> None:
             if record:
                 x.record_stream(side)
         del x
-        torch.full((512,), -1.0, device="npu")  # the same memory, if it is free
+        others = [torch.full((512,), -1.0, device="npu") for _ in range(40)]  # its memory, if free
         torch.npu.synchronize()
+        assert len(others) == 40
         return out.unique().tolist()
 
     wrong = []

@@ -44,6 +44,9 @@ def is_initialized() -> bool:
     return True
 
 
+_initialized = True  # torch.utils.checkpoint looks here before it keeps random states
+
+
 def init() -> None:
     """The device is ready when it is loaded."""
 

@@ -59,6 +59,14 @@ bool takes_host_tensors(const c10::OperatorHandle& op) {
   return known.count(name) || name.rfind("aten::", 0) != 0;
 }
 
+// Operators whose Meta kernels describe what a kernel of CUDA makes, and that of the CPU does not.
+bool has_other_shapes(const c10::OperatorHandle& op) {
+  static const std::unordered_set<std::string> known = {
+      "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_embedding_bag",
+      "aten::_embedding_bag_forward_only"};
+  return known.count(op.schema().name());
+}
+
 // A call of an operator, in the forms in which it is needed.
 class Call {
  public:
@@ -79,6 +87,9 @@ class Call {
   void run() {
     c10::DeviceGuard guard(c10::Device(kNpu, device_));
     if (is_view()) return view();
+    TORCH_CHECK_NOT_IMPLEMENTED(op_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU),
+                                schema().operator_name(), " has no kernel for the npu, and none for ",
+                                "the CPU that could stand in for it");
     seed_generators();
     if (!later()) now();
   }
@@ -129,17 +140,10 @@ class Call {
       } else {
         made.push_back(map_tensors(arg, [&](const Tensor& tensor) {
           if (is_npu(tensor)) return twins(tensor);
-          return device == c10::kMeta && tensor.defined() ? to_meta(tensor) : tensor;
+          bool shape_only = device == c10::kMeta && tensor.defined() && tensor.dim() > 0;
+          return shape_only ? tensor.to(c10::kMeta) : tensor;  // a number stays: torch asks for it
         }));
       }
-    }
-    return made;
-  }
-
-  static Tensor to_meta(const Tensor& tensor) {
-    Tensor made = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
-    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-      made.unsafeGetTensorImpl()->set_wrapped_number(true);
     }
     return made;
   }
@@ -192,6 +196,7 @@ class Call {
 
   // Hands the call to the current stream, and returns whether that could be done.
   bool later() {
+    if (has_other_shapes(op_)) return false;
     for (const auto& one : schema().returns()) {
       auto kind = one.type()->kind();
       bool list = kind == c10::TypeKind::ListType &&
@@ -237,10 +242,18 @@ class Call {
           Stack running = work;
           at::AutoDispatchBelowADInplaceOrView below;
           op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &running);
+          for (const IValue& arg : work) each_tensor(arg, resolve);
           for (size_t i = 0; i < targets.size(); ++i) fill(targets[i], running[i]);
         });
     give(std::move(results));
     return true;
+  }
+
+  // A kernel may write conjugates and leave a mark on its twin that says so.
+  static void resolve(const Tensor& twin) {
+    if (!twin.is_conj()) return;
+    twin._set_conj(false);
+    twin.conj_physical_();
   }
 
   static void fill(const IValue& target, const IValue& made) {
@@ -282,6 +295,7 @@ class Call {
     {
       at::AutoDispatchBelowADInplaceOrView below;
       op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+      for (const IValue& arg : given) each_tensor(arg, resolve);
     }
     for (size_t i = 0; i < args_.size(); ++i) {
       const auto& argument = schema().arguments()[i];

@@ -62,8 +62,9 @@ Tensor Twins::operator()(const Tensor& tensor) {
 }
 
 const Tensor* Twins::original(const Tensor& twin) const {
+  auto* wanted = twin.has_storage() ? twin.storage().unsafeGetStorageImpl() : nullptr;
   for (const auto& [storage, pair] : known_) {
-    if (twin.has_storage() && pair.twin.is_alias_of(twin.storage())) return &pair.original;
+    if (pair.twin.unsafeGetStorageImpl() == wanted) return &pair.original;
   }
   return nullptr;
 }

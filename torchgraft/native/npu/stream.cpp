@@ -275,8 +275,17 @@ void synchronize(c10::DeviceIndex device) {
   check_device(device);
   {
     WithoutPython released;
-    for (auto& queue : devices()[device]->queues) queue->demand(queue->last());
-    for (auto& queue : devices()[device]->queues) queue->wait(queue->last());
+    auto& queues = devices()[device]->queues;
+    int64_t seed = adversary;
+    if (seed < 0) {
+      for (auto& queue : queues) queue->demand(queue->last());
+    }
+    // Under an adversary one after the other, from a place that the seed chooses.
+    size_t first = seed < 0 ? 0 : mix(uint64_t(seed)) & 1 ? 0 : 1 + mix(~uint64_t(seed)) % kPool;
+    for (size_t i = 0; i < queues.size(); ++i) {
+      Queue& queue = *queues[(first + i) % queues.size()];
+      queue.wait(queue.last());
+    }
   }
   raise_failure(device);
 }
