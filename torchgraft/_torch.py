@@ -13,6 +13,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -637,3 +638,33 @@ def schemas_of(kind: str) -> list[str]:
 def operator_names() -> set[str]:
     """Every operator's name, without overloads."""
     return {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+
+
+def mark_static(tensor: Tensor, dim: int) -> None:
+    """Let torch.compile take each size of a dim for a fixed one (torch 2.11 to 2.13)."""
+    import torch._dynamo
+
+    torch._dynamo.mark_static(tensor, dim)
+
+
+def register_backend(name: str, compiler: Callable[..., Any]) -> None:
+    """Let `torch.compile(backend=name)` find a compiler; one of that name stays (2.11 to 2.13)."""
+    from torch._dynamo.backends import registry
+
+    if name not in registry._COMPILER_FNS:
+        registry.register_backend(compiler, name=name)
+
+
+def register_device(name: str, module: ModuleType) -> None:
+    """Make `module` what `torch.<name>` is; part of torch's interface for devices of others."""
+    torch._register_device_module(name, module)
+
+
+def drop_fake(name: str) -> None:
+    """Forget the fake of an op, so that its Meta kernel decides. Torch 2.4 to 2.13."""
+    torch._library.simple_registry.singleton.find(name).fake_impl.kernels.clear()
+
+
+def foreign_device() -> str:
+    """The name of the device that another package brings, which Inductor knows nothing of."""
+    return str(torch._C._get_privateuse1_backend_name())

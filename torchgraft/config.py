@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from torchgraft.errors import BadValue, UnknownName
 
@@ -14,8 +17,18 @@ if TYPE_CHECKING:
     from torchgraft.passes.pattern.define import Pattern
     from torchgraft.passes.registry import Registry
 
+DUMP_FORMATS = ("txt", "py", "json", "dot", "svg", "pbtxt", "onnx")
 VERIFY = ("off", "each", "end", "pin")
 MODES = ("eager", "default", "reduce-overhead", "max-autotune")
+PRECISIONS = {
+    "float32": (torch.float32, False),
+    "float16": (torch.float16, False),
+    "bfloat16": (torch.bfloat16, False),
+    "mixed-float16": (torch.float16, True),
+    "mixed-bfloat16": (torch.bfloat16, True),
+}
+"""What `Config.precision` may be: the type to compute in, and whether sensitive calls keep theirs.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +71,15 @@ class Config:
     merge_branches: bool = True
     """Compute parallel branches of one shape with frozen weights (experts, towers, embedding
     tables) as one, where their products are small."""
+    precision: str | None = None
+    """The type to compute in: `float16`, `bfloat16` or `float32` for all floating-point calls,
+    `mixed-float16` or `mixed-bfloat16` for all but the sensitive ones. Inputs and outputs keep
+    their types, and so do custom operators. None: as the program says."""
+    decompositions: Mapping[Any, Callable[..., Any]] = dataclasses.field(
+        default_factory=dict, hash=False
+    )
+    """Functions that take the place of operators while a program is traced, over torch's own."""
+
     stream_memory: float = 1.1
     """How much more memory a plan over several streams may keep alive than the same plan on one:
     beyond it, streams wait for each other. `float("inf")`: never wait for memory."""
@@ -73,6 +95,13 @@ class Config:
     but undo the rewrite, pin the node to ATen and go on. Costs compile time only."""
     verify_dir: str | None = None
     """Where scripts that reproduce a difference go; None: a temporary folder."""
+    report: str | None = None
+    """A folder: each program that is compiled leaves its report there, an HTML page."""
+    dump: str | None = None
+    """A folder: each program leaves its graph there, before the passes and after each that changed
+    it, in numbered files."""
+    dump_formats: tuple[str, ...] = ("txt", "py")
+    """Which files: `txt`, `py` (runs again), `json`, `dot`, `svg`, `pbtxt` and `onnx` (Netron)."""
     inductor: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     """Options for the code generator, as `torch.compile(options=...)` takes them."""
 
@@ -86,6 +115,11 @@ class Config:
             if not isinstance(passes, (list, tuple)) or not all(map(callable, passes)):
                 raise BadValue(f"Config.{field}", passes, "a list of functions")
             object.__setattr__(self, field, tuple(passes))
+        if self.precision is not None and self.precision not in PRECISIONS:
+            raise UnknownName("precision", self.precision, PRECISIONS, where="Config.precision")
+        if not isinstance(self.decompositions, Mapping):
+            raise BadValue("Config.decompositions", self.decompositions, "operators to functions")
+        object.__setattr__(self, "decompositions", MappingProxyType(dict(self.decompositions)))
         if self.verify not in VERIFY:
             raise UnknownName("check", self.verify, VERIFY, where="Config.verify")
         if not isinstance(self.require_full_compilation, bool):
@@ -115,13 +149,25 @@ class Config:
         object.__setattr__(self, "patterns", tuple(self.patterns))
         if self.registry is not None and not hasattr(self.registry, "unregister"):
             raise BadValue("Config.registry", self.registry, "a graft.Registry")
+        for field in ("report", "dump"):
+            folder = getattr(self, field)
+            if folder is not None and not isinstance(folder, (str, os.PathLike)):
+                raise BadValue(f"Config.{field}", folder, "the path of a folder")
+            object.__setattr__(self, field, None if folder is None else os.fspath(folder))
+        if isinstance(self.dump_formats, str):
+            raise BadValue("Config.dump_formats", self.dump_formats, "a list such as ['txt']")
+        for name in self.dump_formats:
+            if name not in DUMP_FORMATS:
+                raise UnknownName("format", name, DUMP_FORMATS, where="Config.dump_formats")
+        object.__setattr__(self, "dump_formats", tuple(self.dump_formats))
         if not isinstance(self.inductor, Mapping):
             raise BadValue("Config.inductor", self.inductor, "a mapping of Inductor options")
         object.__setattr__(self, "inductor", MappingProxyType(_known(self.inductor)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {name: getattr(self, name) for name in FIELDS}
-        return Config.of, ({**fields, "inductor": dict(self.inductor)},)
+        plain = {name: dict(fields[name]) for name in ("inductor", "decompositions")}
+        return Config.of, ({**fields, **plain},)
 
     def replace(self, **changes: Any) -> Config:
         """A copy with some fields changed; an unknown field raises and suggests the nearest."""

@@ -449,6 +449,15 @@ class KernelBuild(GraftError):
         super().__init__(f"kernel of operator {op!r} ({source}) does not build:\n  {said}{more}")
 
 
+class NativeBuild(GraftError):
+    """The C++ part of torchgraft cannot be built on this machine."""
+
+    def __init__(self, target: str, said: str, log: str = "") -> None:
+        self.target, self.said, self.log = target, said, log
+        more = f"\nAll of what was said: {log}" if log else ""
+        super().__init__(f"native target {target!r} does not build:\n  {said}{more}")
+
+
 class BadGradient(GraftError):
     """A backward returned gradients that do not fit the inputs."""
 
@@ -523,4 +532,36 @@ class NeverFired(GraftError):
         super().__init__(
             f"pattern {name!r}: nothing was checked, every drawn input was refused:\n  {lines}\n"
             f"Say which values to use: pattern.check(lo=-128, hi=127, x=torch.randn(2, 3))."
+        )
+
+
+class WouldShadow(GraftError):
+    """An Ascend package is really installed, and a stand-in would hide it."""
+
+    def __init__(self, found: dict[str, str]) -> None:
+        self.found = dict(found)
+        where = "".join(f"\n  {name}: {place}" for name, place in self.found.items())
+        super().__init__(
+            f"installed here, and would be hidden:{where}\n"
+            f"Run the script with plain python, or say install(force=True) (--force) to hide them."
+        )
+
+
+class NotOnThisDevice(GraftError, NotImplementedError):
+    """Something of an Ascend package that needs the real device."""
+
+    def __init__(self, feature: str, nearest: str) -> None:
+        self.feature, self.nearest = feature, nearest
+        super().__init__(f"{feature} needs an NPU. {nearest}")
+
+
+class NoProgram(GraftError):
+    """A page was asked of a report whose program is gone."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"report of {name!r}: its program is gone, and the graphs and the plan were the "
+            f"program's.\nUse compiled.report, which keeps its program, or compile with "
+            f"Config(report='folder')."
         )

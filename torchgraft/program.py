@@ -22,11 +22,13 @@ from torchgraft.errors import NotCompiled, ResultChanged, UnorderedUse
 from torchgraft.fx import label, meta, race
 from torchgraft.link import Linker, Role
 from torchgraft.passes import pipeline
+from torchgraft.passes.history import Change, History
 from torchgraft.plan import Plan
 from torchgraft.report import Conversion, Placed, Report, remember
 from torchgraft.run import cuda, host, streams
 
 if TYPE_CHECKING:
+    from torchgraft.inspect.profile import Profile
     from torchgraft.verify.watch import Watch
 
 log = logging.getLogger("torchgraft")
@@ -41,6 +43,9 @@ class Program:
     run: _torch.Flat
     report: Report
     linker: Linker
+    history: History = dataclasses.field(default_factory=History)
+    profile: Profile | None = None
+    """The last `compiled.profile(...)`: what a page shows as measured."""
 
 
 def build(gm: GraphModule, config: Config, role: Role, name: str) -> Program:
@@ -61,7 +66,11 @@ def _build(gm: GraphModule, config: Config, role: Role, name: str) -> Program:
             alias_outputs=config.alias_outputs,
         )
     _say(report, config)
-    remember(report)
+    remember(report, program)
+    if config.report is not None:
+        from torchgraft.inspect.page import write_into
+
+        write_into(config.report, report)
     log.debug("%s\n%s", report, program.plan)
     return program
 
@@ -93,14 +102,16 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
         watch = Watch(gm, config, report)
     captured = watch.old if watch is not None else None
     start = time.perf_counter()
-    labels = label.Labels()
-    report.steps = pipeline.run(gm, meta.inputs_of(gm), config, watch, labels)
+    labels, history = label.Labels(), _history(gm, config, report)
+    report.steps = pipeline.run(gm, meta.inputs_of(gm), config, watch, labels, history)
     report.notes += labels.notes
     if labels.explicit and not role.is_backward:
         report.notes += _completed(gm, labels.explicit)
     report.notes += unheard(gm, config)
+    before = meta.snapshot(gm.graph)
     report.conversions = _convert(gm, config, watch)
     regions.keep_old(gm)
+    history.add(Change.since(before, gm, "converters"), gm)
     meta.drop_unused(gm)
     gm.recompile()
     report.seconds["passes"] = time.perf_counter() - start
@@ -108,8 +119,21 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
     program = _link(gm, config, role, report)
     if watch is not None and captured is not None and config.verify != "each":
         program = _compared(program, watch, captured, role)
+    program.history = history
+    if history.on_plan is not None:
+        history.on_plan(program.plan)
     report.seconds["code"] = time.perf_counter() - start
     return program
+
+
+def _history(gm: GraphModule, config: Config, report: Report) -> History:
+    """Keeps what each step does; with `Config(dump=...)` each graph is written, too."""
+    if config.dump is None:
+        return History()
+    from torchgraft.inspect.dump import Dump
+
+    dump = Dump(config.dump, config.dump_formats, report.name, gm)
+    return History(on_step=dump.step, on_plan=dump.plan)
 
 
 def _completed(gm: GraphModule, explicit: str) -> list[str]:

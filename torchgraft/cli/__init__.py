@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 
 import click
 import torch
 
 import torchgraft
-from torchgraft.cli.codegen import codegen
-from torchgraft.cli.doctor import doctor
-from torchgraft.cli.new import new
-from torchgraft.cli.plugin import op_plugin
 from torchgraft.errors import GraftError
 
+COMMANDS = {
+    "codegen": "torchgraft.cli.codegen:codegen",
+    "doctor": "torchgraft.cli.doctor:doctor",
+    "native": "torchgraft.cli.native:native",
+    "new": "torchgraft.cli.new:new",
+    "compat-path": "torchgraft.cli.run:compat_path",
+    "op-plugin": "torchgraft.cli.plugin:op_plugin",
+    "run": "torchgraft.cli.run:run",
+}
+"""Where each command is; its module is imported when the command is used."""
 
-class Suggesting(click.Group):
-    """A group that answers a mistyped command with the nearest one."""
+
+class Lazy(click.Group):
+    """The commands of a table. A mistyped one is answered with the nearest."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if self.get_command(ctx, name) is None and not name.startswith("-"):
+        if name not in COMMANDS and not name.startswith("-"):
             known = self.list_commands(ctx)
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -37,13 +55,9 @@ class Suggesting(click.Group):
             raise click.ClickException(str(error)) from error
 
 
-@click.group(cls=Suggesting, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(
     torchgraft.__version__, message=f"torchgraft %(version)s (torch {torch.__version__})"
 )
 def main() -> None:
     """Graft your own operators, converters, graph rewrites and streams onto PyTorch."""
-
-
-for command in (codegen, doctor, new, op_plugin):
-    main.add_command(command)

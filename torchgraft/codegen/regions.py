@@ -93,6 +93,8 @@ def _refused(value: Any) -> str | None:
         return f"{value.layout if not value.is_quantized else value.dtype} tensors"
     if value.device.type == "meta":
         return "meta tensors"
+    if value.device.type == _torch.foreign_device():
+        return f"no code is generated for the device {value.device.type}"
     return None
 
 

@@ -12,6 +12,7 @@ import operator
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterator
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -53,14 +54,21 @@ class Weight:
     value: Tensor
 
 
-def capture(model: Any, declared: Declared, *, freeze: bool, keep: Collection[Any] = ()) -> Capture:
+def capture(
+    model: Any,
+    declared: Declared,
+    *,
+    freeze: bool,
+    keep: Collection[Any] = (),
+    own: dialect.Table = MappingProxyType({}),
+) -> Capture:
     """Export a module (or a function) for one declared call, in our dialect."""
     module = model if isinstance(model, torch.nn.Module) else _Function(model)
     # A dynamic size, or one computed from it (`x[1:]`), may be 0 or 1; do not assume it is not.
     dynamic = any(low != high for r in declared.ranges if r for low, high in r)
     with _torch.compiling(), _torch.size_oblivious(dynamic):
         exported = _export(module, declared)
-        captured = from_exported(exported, freeze=freeze, declared=declared, keep=keep)
+        captured = from_exported(exported, freeze=freeze, declared=declared, keep=keep, own=own)
     captured.gm.meta["dynamic"] = dynamic
     _check_squeezes(captured.gm)
     return captured
@@ -125,14 +133,15 @@ def from_exported(
     freeze: bool,
     declared: Declared | None = None,
     keep: Collection[Any] = (),
+    own: dialect.Table = MappingProxyType({}),
 ) -> Capture:
     """An exported program as a Capture: in our dialect, weights and mutations made explicit.
 
-    Operators in `keep` are not decomposed.
+    Operators in `keep` are not decomposed, those in `own` by these functions.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        core = exported.run_decompositions(dialect.export_decompositions(keep))
+        core = exported.run_decompositions(dialect.export_decompositions(keep, own))
     return _Unlift(core, freeze, declared).run()
 
 

@@ -229,7 +229,8 @@ class _Reader:
         for record in self.records:
             if record not in self.used:
                 self.labels.notes.append(f"{said(record)} is never waited for")
-            self._drop(record)
+            if not record.users:  # one that the program gives back is an empty tensor
+                self._drop(record)
         self.labels.notes += [
             f"nothing follows {marker} on stream {stream!r}; the end of the program waits for "
             f"every stream anyway"

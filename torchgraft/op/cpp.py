@@ -173,7 +173,7 @@ def build(op: str, source: Source, glue: str) -> pathlib.Path:
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "lock"):
+    with locked(folder / "lock"):
         if not target.exists():
             header = _header(folder, tool, flags) if source.language == "C++" else []
             _compile(op, source, glue, target, [tool, *flags, *header])
@@ -280,7 +280,7 @@ def first_error(said: str) -> str:
 
 
 @contextlib.contextmanager
-def _locked(path: pathlib.Path) -> Iterator[None]:
+def locked(path: pathlib.Path) -> Iterator[None]:
     """One process at a time; the others wait and then find what it built."""
     with path.open("w") as file:
         try:

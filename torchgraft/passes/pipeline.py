@@ -18,10 +18,12 @@ from torchgraft.errors import BadPass, BadValue, GraftError, PassFailed, PassOrd
 from torchgraft.fx import label, meta
 from torchgraft.fx.label import Labels
 from torchgraft.passes import builtin
+from torchgraft.passes.history import Change, History
 from torchgraft.passes.merge import merge_branches
 from torchgraft.passes.pattern.define import STAGE, Pattern
 from torchgraft.passes.pattern.rewrite import apply
 from torchgraft.passes.pattern.search import Index
+from torchgraft.passes.precision import PRECISION
 from torchgraft.passes.registry import Entry, current
 from torchgraft.passes.spec import STAGES, Pass, as_pass
 from torchgraft.report import Step
@@ -50,6 +52,7 @@ def passes_for(config: Config) -> list[Entry]:
         if not isinstance(given, Pattern):
             raise BadValue("Config.patterns", given, "patterns, as graft.pattern makes them")
     passes = [
+        *([PRECISION] if config.precision is not None else []),
         *BUILTIN,
         *(as_pass(fn, "pre") for fn in config.pre_passes),
         *registry,
@@ -137,12 +140,14 @@ def run(
     config: Config,
     watch: Watch | None = None,
     labels: Labels | None = None,
+    history: History | None = None,
 ) -> list[Step]:
     """Run every pass and pattern on the graph, in place. After each one that changed it the graph
     is checked, its values are brought up to date and dead nodes are gone; what it did is in its
-    `Step`. With a `watch` its results are compared, too. What stream markers said, in the graph as
-    it comes or put in by a pass, is added to `labels`."""
+    `Step` and in the `history`. With a `watch` its results are compared, too. What stream markers
+    said, in the graph as it comes or put in by a pass, is added to `labels`."""
     steps: list[Step] = []
+    history = history or History()
     index: Index | None = None  # of the graph as it is; lives from pattern to pattern
     labels = labels if labels is not None else Labels()
     label.label(gm, labels)
@@ -153,13 +158,16 @@ def run(
                 watch.before(gm)
             if isinstance(spec, Pattern):
                 index = index or Index(gm)
-                steps.append(_run_pattern(spec, index, config, watch, replaced))
+                step, change = _run_pattern(spec, index, config, watch, replaced)
+                steps.append(step)
                 index = None if steps[-1].hits and spec.replacement is not None else index
             else:
-                steps.append(_run_one(spec, gm, example_inputs, config, watch, replaced))
+                step, change = _run_one(spec, gm, example_inputs, config, watch, replaced)
+                steps.append(step)
                 if spec.stage != "built-in" and label.has_markers(gm.graph):
                     label.label(gm, labels)
                 index = None
+            history.add(change, gm)
     return steps
 
 
@@ -170,7 +178,7 @@ def _run_one(
     config: Config,
     watch: Watch | None,
     replaced: dict[Node, str],
-) -> Step:
+) -> tuple[Step, Change]:
     before, start = meta.snapshot(gm.graph), time.perf_counter()
     outputs = len(meta.outputs_of(gm))
     if spec.stage != "built-in":
@@ -190,7 +198,7 @@ def _run_pattern(
     config: Config,
     watch: Watch | None,
     replaced: dict[Node, str],
-) -> Step:
+) -> tuple[Step, Change]:
     gm, start = index.gm, time.perf_counter()
     before: meta.Snapshot = {}
     outputs = len(meta.outputs_of(gm))
@@ -201,12 +209,13 @@ def _run_pattern(
     except Exception as error:
         raise PassFailed(spec.name, spec.stage, spec.where, error) from error
     hits, miss = tuple(outcome.hits), str(outcome.miss or "")
+    change = Change(spec.name)
     if hits and spec.replacement is not None:
-        step = _finish(spec, gm, before, outputs, start, watch, replaced)
+        step, change = _finish(spec, gm, before, outputs, start, watch, replaced)
     else:
         took, count = time.perf_counter() - start, len(gm.graph.nodes)
         step = Step(spec.name, spec.stage, took, added=0, removed=0, changed=0, nodes=count)
-    return dataclasses.replace(step, hits=hits, miss=miss)
+    return dataclasses.replace(step, hits=hits, miss=miss), change
 
 
 def _finish(
@@ -217,7 +226,7 @@ def _finish(
     start: float,
     watch: Watch | None,
     replaced: dict[Node, str],
-) -> Step:
+) -> tuple[Step, Change]:
     """Check the graph that a pass or a pattern left, clean it, and say what changed."""
     inputs = sum(node.op == "placeholder" for node in before)
     meta.check(gm, spec.name, inputs, outputs)
@@ -225,18 +234,17 @@ def _finish(
     label.sort(gm)
     meta.refresh(gm, before, spec.name)
     builtin.dead_code(gm, (), Config())
-    after = set(gm.graph.nodes)
+    change = Change.since(before, gm, spec.name)
     kind = "pattern" if isinstance(spec, Pattern) else "pass"
     if watch is not None and watch.after(gm, f"{kind} {spec.name!r} ({spec.where})") is not None:
-        return Step(
-            spec.name, spec.stage, time.perf_counter() - start, 0, 0, 0, len(gm.graph.nodes)
-        )
-    return Step(
+        change = Change(spec.name)  # it was undone
+    step = Step(
         spec.name,
         spec.stage,
         time.perf_counter() - start,
-        added=len(after - before.keys()),
-        removed=len(before.keys() - after),
-        changed=sum(before[n] != (n.target, n.args, n.kwargs) for n in after if n in before),
-        nodes=len(after),
+        added=len(change.added),
+        removed=len(change.removed),
+        changed=len(change.changed),
+        nodes=len(gm.graph.nodes),
     )
+    return step, change

@@ -29,7 +29,7 @@ class Call:
         """Run on leaves that fit the signature; strides are adapted, gradients are not recorded."""
         given = [leaves[i] for i, _ in tensors(self.signature.specs)]
         fitted = [
-            _restride(leaf.detach(), spec)
+            restride(leaf.detach(), spec)
             for leaf, (_, spec) in zip(given, tensors(self.signature.specs), strict=True)
         ]
         with torch.no_grad(), _torch.no_autocast():
@@ -42,7 +42,8 @@ class Call:
         return _torch.unflatten(outputs, self.signature.out_tree)
 
 
-def _restride(leaf: Tensor, spec: TensorSpec) -> Tensor:
+def restride(leaf: Tensor, spec: TensorSpec) -> Tensor:
+    """The tensor in the memory layout that a program was compiled for."""
     leaf = leaf.resolve_conj().resolve_neg()
     if spec.stride is None:
         return leaf.contiguous(memory_format=spec.format)
