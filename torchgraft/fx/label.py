@@ -259,7 +259,8 @@ _READERS: dict[str, Callable[[_Reader, Node], None]] = {
 def has_markers(graph: Graph) -> bool:
     """Whether there is anything for `label` to read in a graph that was labelled before."""
     return any(
-        node.op == "call_function" and _torch.is_op(node.target) and str(node.target) in _READERS
+        (_torch.is_op(node.target) and str(node.target) in _READERS)
+        or _torch.is_control_deps(node.target)
         for node in graph.nodes
     )
 
