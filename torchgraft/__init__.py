@@ -1,5 +1,7 @@
 """Graft your own operators, converters, graph rewrites and streams onto PyTorch."""
 
+import os
+
 from torchgraft.backend import backend
 from torchgraft.compile import Compiled, compile
 from torchgraft.config import Config
@@ -9,6 +11,7 @@ from torchgraft.errors import Declined, GraftError, NoMatch
 from torchgraft.fx.edit import Graph
 from torchgraft.fx.mark import fallback, stream
 from torchgraft.inputs import Input
+from torchgraft.inspect import logs
 from torchgraft.op.check import check
 from torchgraft.op.declare import load_prototypes
 from torchgraft.op.define import Op, op
@@ -59,3 +62,5 @@ __all__ = [
     "stream",
     "verify",
 ]
+
+logs.configure(os.environ.get("TORCHGRAFT_LOGS"))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torchgraft.inspect.profile import Profile
     from torchgraft.verify.watch import Watch
 
-log = logging.getLogger("torchgraft")
+log = logging.getLogger("torchgraft.plan")
 
 
 @dataclasses.dataclass
@@ -71,7 +71,7 @@ def _build(gm: GraphModule, config: Config, role: Role, name: str) -> Program:
         from torchgraft.inspect.page import write_into
 
         write_into(config.report, report)
-    log.debug("%s\n%s", report, program.plan)
+    log.info("%s\n%s", report, program.plan)
     return program
 
 

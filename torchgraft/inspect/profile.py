@@ -170,10 +170,7 @@ def _instrumented(program: Program, clock: Clock) -> Any:
             kernels[str(number)] = host.Kernel(clock.around(kernel.fn, number), kernel.boxed)
             step = dataclasses.replace(step, kernel=str(number))
         steps.append(step)
-    plan, constants = (
-        dataclasses.replace(program.plan, steps=tuple(steps)),
-        program.linker.constants,
-    )
+    plan = dataclasses.replace(program.plan, steps=tuple(steps))
     return link(plan, kernels, program.linker.constants, program.report.device)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torchgraft.verify.watch import Watch
 
 
+_PASSES, _MATCH = logging.getLogger("torchgraft.passes"), logging.getLogger("torchgraft.match")
 BUILTIN = tuple(
     Pass(fn.__name__, "built-in", fn)
     for fn in (
@@ -168,7 +170,19 @@ def run(
                     label.label(gm, labels)
                 index = None
             history.add(change, gm)
+            _tell(step)
     return steps
+
+
+def _tell(step: Step) -> None:
+    """Log what a step did, for whoever listens."""
+    counts = (step.added, step.removed, step.changed, step.nodes, step.seconds)
+    _PASSES.info(f"{step.stage} %s: +%d -%d ~%d -> %d nodes, %.3f s", step.name, *counts)
+    if step.hits is not None:
+        for hit in step.hits:
+            _MATCH.info("%s: matched at %s", step.name, hit)
+        if step.miss:
+            _MATCH.info("%s: nearest miss: %s", step.name, step.miss)
 
 
 def _run_one(
