@@ -142,7 +142,9 @@ def test_a_failure_comes_at_the_next_wait_and_once() -> None:
     x = torch.ones(3, device="npu")
     bad = x[torch.tensor([9], device="npu")]
     assert bad.shape == (1,)
-    with pytest.raises(RuntimeError, match=r"aten::index failed on npu:0, stream 0.*index 9 is out"):
+    with pytest.raises(
+        RuntimeError, match=r"aten::index failed on npu:0, stream 0.*index 9 is out"
+    ):
         torch.npu.synchronize()
     torch.npu.synchronize()
     assert x.tolist() == [1, 1, 1]

@@ -125,6 +125,17 @@ def test_lazy_marks_survive_a_copy() -> None:
     assert torch.allclose((x.npu().conj() * 2).cpu(), x.conj() * 2)
 
 
+def test_an_operator_that_takes_lazy_marks_leaves_its_input() -> None:
+    x, y = (torch.randn(4, 4, dtype=torch.complex64) for _ in range(2))
+    a, b = x.npu(), y.npu()
+    torch.testing.assert_close((a.mH @ b).cpu(), x.mH @ y)
+    assert torch.equal(a.cpu(), x)
+    factors, pivots = torch.linalg.lu_factor(x)  # the kernel marks what it returns
+    found = torch.linalg.lu_solve(factors.npu(), pivots.npu(), b, left=False)
+    expected = torch.linalg.lu_solve(factors, pivots, y, left=False)
+    torch.testing.assert_close(found.cpu(), expected.resolve_conj())
+
+
 def test_copies_change_dtype_and_layout() -> None:
     x = torch.randn(3, 5)
     assert torch.equal(x.to("npu", torch.float64).cpu(), x.double())
