@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torchgraft as graft
 from torch import nn
+
+import torchgraft as graft
 from torchgraft.compat import simulated
 
 

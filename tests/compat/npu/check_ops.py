@@ -11,8 +11,10 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-RANDOM = ("dropout", "rand", "normal", "bernoulli", "multinomial", "uniform", "exponential",
-          "geometric", "cauchy", "empty", "rrelu", "lowrank", "fractional", "multi_head", "jiter")  # fmt: skip
+RANDOM = (
+    "dropout", "rand", "normal", "bernoulli", "multinomial", "uniform", "exponential", "geometric",
+    "cauchy", "empty", "rrelu", "lowrank", "fractional", "multi_head", "jiter",
+)  # fmt: skip
 # Sparse tensors are not on the device; a split is asked for with indices of the host; views into
 # the middle of a storage are other views of a copy; a copy to pinned memory is not waited for.
 ELSEWHERE = ("sparse", "tensor_split", "as_strided", "to", "scaled_dot_product_attention")

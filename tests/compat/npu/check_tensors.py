@@ -33,7 +33,8 @@ def test_a_host_pointer_is_not_taken_for_device_memory() -> None:
 
 def test_a_tensor_says_where_it_is() -> None:
     x = torch.ones(2, 3).npu()
-    assert x.is_npu and x.device == torch.device("npu", 0)
+    assert x.is_npu
+    assert x.device == torch.device("npu", 0)
     assert x.npu() is x
     with pytest.raises(TypeError, match="can't convert npu:0"):
         x.numpy()
@@ -106,7 +107,8 @@ def test_out_takes_the_size_of_the_result() -> None:
 def test_resizing_keeps_what_was_there() -> None:
     x = torch.arange(4.0).npu()
     x.resize_(2, 4)
-    assert x.shape == (2, 4) and x[0].tolist() == [0, 1, 2, 3]
+    assert x.shape == (2, 4)
+    assert x[0].tolist() == [0, 1, 2, 3]
     x.resize_(2)
     assert x.tolist() == [0, 1]
     storage = torch.arange(4.0).npu().untyped_storage()
@@ -152,7 +154,8 @@ def test_a_pinned_tensor_is_copied_later() -> None:
     from torchgraft.compat import simulated
 
     x = torch.ones(8).pin_memory()
-    assert x.is_pinned() and not torch.ones(8).is_pinned()
+    assert x.is_pinned()
+    assert not torch.ones(8).is_pinned()
     for seed in range(8):
         with simulated.adversary(seed):
             x.fill_(1)
@@ -205,7 +208,8 @@ def test_random_numbers() -> None:
     after = torch.rand(10, device="npu")
     torch.manual_seed(5)
     again = torch.randn(100, device="npu"), torch.nn.functional.dropout(torch.ones(100).npu(), 0.5)
-    assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
     torch.npu.set_rng_state(state)
     assert torch.equal(torch.rand(10, device="npu"), after)
     own = torch.Generator("npu").manual_seed(1)
