@@ -14,21 +14,26 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
-from torchgraft.codegen import alias, inductor, regions
+from torchgraft.codegen import inductor, regions
 from torchgraft.codegen.decide import decide
 from torchgraft.codegen.regions import ATEN, GENERATED, KERNEL, Place, Unit
 from torchgraft.config import Config
-from torchgraft.errors import ResultChanged, UnorderedUse, first_line
-from torchgraft.fx import dialect, label, meta
+from torchgraft.errors import ResultChanged, first_line
+from torchgraft.fx import alias, dialect, label, meta
 from torchgraft.fx.edit import target_name
 from torchgraft.fx.mark import in_fallback
 from torchgraft.plan import Buffer, Launch, Plan, is_literal
 from torchgraft.report import Placed, Report
 from torchgraft.run import host
+from torchgraft.stream import memory
 from torchgraft.stream.order import schedule
-from torchgraft.stream.prove import Hazard, hazards
 
 log = logging.getLogger("torchgraft")
+
+_SMALL = 1 << 20
+"""Bytes that are not worth a wait."""
+_MOST_RELIEFS = 16
+"""How often the plan is made again with more waits, until its memory fits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,49 +94,35 @@ class Linker:
                 setattr(self.gm, name, self.owned[_view(tensor)])
         self.order = [(one + len(first), two + len(first)) for one, two in self.order]
         self.launches[:0] = first
-        return self.scheduled(inputs, constants, outputs)
-
-    def scheduled(
-        self,
-        inputs: tuple[Buffer, ...],
-        constants: tuple[tuple[Buffer, str], ...],
-        outputs: tuple[Any, ...],
-    ) -> Plan:
-        """The launches with every wait that data and the user ask for. Order that the user wrote
-        as events and that does not suffice is an error; that of markers is completed, and said."""
-        explicit = self.gm.meta.get("explicit_order", "")
         parts = (inputs, constants, self.launches, outputs)
-        if explicit and not self.role.is_backward:
-            written = schedule(*parts, shared=self.shared, after=self.order, data=False)
-            for found in hazards(written):
-                if explicit == "events":
-                    raise UnorderedUse(*self._hazard(written, found))
-                buffer, kind, one, two = self._hazard(written, found)
-                self.report.notes.append(
-                    f"a wait was added, {kind} of {buffer}: {two}, after {one}"
-                )
-        return schedule(*parts, shared=self.shared, after=self.order)
+        plan = schedule(*parts, shared=self.shared, after=self.order)
+        return plan if len(plan.streams) == 1 else self._lean(plan)
 
-    def _hazard(self, plan: Plan, found: Hazard) -> tuple[str, str, str, str]:
-        """A hazard in the words of the graph: value, kind, and the two calls with their lines."""
-        names = {buffer: node for node, buffer in self.numbers.items()}
-        value = names.get(found.buffer)
-
-        def said(at: int) -> str:
-            if not 0 <= at < len(plan.steps):
-                return "the caller"
-            step = plan.steps[at]
-            if not isinstance(step, Launch):
-                return str(step)
-            unit = next((u for u in self.units if u.name == step.kernel), None)
-            made = [names[b] for b in step.outputs if b in names]
-            nodes = unit.nodes if unit is not None else made
-            near = [n for n in nodes if value is n or value in n.all_input_nodes] or nodes
-            where = label.said(near[0]) if near else step.kernel
-            return f"{where} on stream {step.stream!r}"
-
-        name = value.name if value is not None else str(found.buffer)
-        return name, found.kind, said(found.first), said(found.second)
+    def _lean(self, plan: Plan) -> Plan:
+        """The plan, with waits for memory where it would keep much more than one stream does."""
+        sizes = {b: nbytes(node.meta.get("val")) for node, b in self.numbers.items()}
+        parts = (plan.inputs, plan.constants)
+        single = schedule(*parts, memory.alone(plan), plan.outputs, shared=self.shared)
+        limit = max(self.config.stream_memory * memory.peak(single, sizes)[0], _SMALL)
+        orders = list(self.order)
+        for _ in range(_MOST_RELIEFS):
+            most, at = memory.peak(plan, sizes)
+            relief = memory.relief(plan, sizes, at) if most > limit else []
+            if not set(relief) - set(orders):
+                break
+            orders += relief
+            plan = schedule(*parts, self.launches, plan.outputs, shared=self.shared, after=orders)
+        if more := len(set(orders)) - len(set(self.order)):
+            self.report.notes.append(
+                f"{more} order{'s' * (more != 1)} between streams added, to keep memory within "
+                f"{self.config.stream_memory} times that of one stream"
+            )
+        most = memory.peak(plan, sizes)[0]
+        if most > limit:
+            self.report.notes.append(
+                f"the streams keep {most / limit:.2f} times the memory that stream_memory grants"
+            )
+        return plan
 
     def _control_flow(self) -> dict[Node, Place]:
         """Where branches and loops run: each branch is compiled, a program of its own."""
@@ -315,6 +306,13 @@ class Linker:
                     unit.stream,
                 )
             )
+
+
+def nbytes(value: Any) -> int:
+    """The size of a value in bytes; 0 where it is not known before it runs."""
+    if not isinstance(value, Tensor) or _torch.symbols_of(value):
+        return 0
+    return value.numel() * value.element_size()
 
 
 def _is_part(node: Node) -> bool:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchgraft.errors import BadPlan
+
+if TYPE_CHECKING:
+    from torchgraft.stream.prove import Hazard
 
 MAIN = "main"
 """The stream of the caller."""
@@ -114,6 +117,12 @@ class Plan:
         """The streams of the plan, the caller's first."""
         return [MAIN, *sorted({step.stream for step in self.steps} - {MAIN})]
 
+    def hazards(self) -> list[Hazard]:
+        """Pairs of steps that may race: none in a plan that a compiled program runs."""
+        from torchgraft.stream.prove import hazards
+
+        return hazards(self)
+
     def timeline(self) -> str:
         """The plan as a picture in text: a column a stream, a line a step, in launch order.
 
@@ -136,29 +145,31 @@ class Plan:
         live = set(self.inputs) | {buffer for buffer, _ in self.constants}
         made, events = set(live), set[str]()
         for number, step in enumerate(self.steps):
-            where = f"step {number} ({step})"
             if isinstance(step, Launch):
-                for used in buffers((step.args, dict(step.kwargs))):
+                for used in step.reads:
                     if used not in live:
                         what = "freed before" if used in made else "never written"
-                        raise BadPlan(where, f"{used} is used but was {what}")
+                        raise self._bad(number, f"{used} is used but was {what}")
                 for out in step.outputs:
                     if out is not None and out in made:
-                        raise BadPlan(where, f"{out} is written twice")
+                        raise self._bad(number, f"{out} is written twice")
                 fresh = {out for out in step.outputs if out is not None}
                 live |= fresh
                 made |= fresh
             elif isinstance(step, Free):
                 if step.buffer not in live:
-                    raise BadPlan(where, f"{step.buffer} is freed but is not alive")
+                    raise self._bad(number, f"{step.buffer} is freed but is not alive")
                 live.discard(step.buffer)
             elif isinstance(step, Record):
                 events.add(step.event)
             elif step.event not in events:
-                raise BadPlan(where, f"event {step.event!r} is waited for before it is recorded")
+                raise self._bad(number, f"event {step.event!r} is waited for before it is recorded")
         for used in buffers(self.outputs):
             if used not in live:
                 raise BadPlan("return", f"{used} is returned but is not alive")
+
+    def _bad(self, number: int, what: str) -> BadPlan:
+        return BadPlan(f"step {number} ({self.steps[number]})", what)
 
     def __str__(self) -> str:
         lines = [f"def plan({', '.join(map(repr, self.inputs))}):"]

@@ -18,8 +18,8 @@ from torchgraft import _torch
 from torchgraft.codegen import regions
 from torchgraft.config import Config
 from torchgraft.convert.run import convert, unheard
-from torchgraft.errors import NotCompiled, ResultChanged
-from torchgraft.fx import label, meta
+from torchgraft.errors import NotCompiled, ResultChanged, UnorderedUse
+from torchgraft.fx import label, meta, race
 from torchgraft.link import Linker, Role
 from torchgraft.passes import pipeline
 from torchgraft.passes.history import Change, History
@@ -59,7 +59,11 @@ def _build(gm: GraphModule, config: Config, role: Role, name: str) -> Program:
     program = _assemble(gm, config, role, report)
     if config.mode in ("reduce-overhead", "max-autotune") and report.device == "cuda":
         program.run = cuda.Captured(
-            program.run, static=role.static, written=_written(gm), report=report
+            program.run,
+            static=role.static,
+            written=_written(gm),
+            report=report,
+            alias_outputs=config.alias_outputs,
         )
     _say(report, config)
     remember(report, program)
@@ -101,7 +105,8 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
     labels, history = label.Labels(), _history(gm, config, report)
     report.steps = pipeline.run(gm, meta.inputs_of(gm), config, watch, labels, history)
     report.notes += labels.notes
-    gm.meta["explicit_order"] = labels.explicit
+    if labels.explicit and not role.is_backward:
+        report.notes += _completed(gm, labels.explicit)
     report.notes += unheard(gm, config)
     before = meta.snapshot(gm.graph)
     report.conversions = _convert(gm, config, watch)
@@ -131,6 +136,18 @@ def _history(gm: GraphModule, config: Config, report: Report) -> History:
     return History(on_step=dump.step, on_plan=dump.plan)
 
 
+def _completed(gm: GraphModule, explicit: str) -> list[str]:
+    """Order that was written as events and does not suffice is an error; that of marker operators
+    is completed, as all order that data asks for is, and that is said."""
+    notes = []
+    for value, kind, one, two in race.races(gm):
+        if explicit == "events":
+            raise UnorderedUse(value.name, kind, race.said(one), race.said(two))
+        wait = f"{race.said(two)}, after {race.said(one)}"
+        notes.append(f"a wait was added, {kind} of {value.name}: {wait}")
+    return notes
+
+
 def _convert(gm: GraphModule, config: Config, watch: Watch | None) -> list[Conversion]:
     """Ask the converters; with "pin", again without those whose result was another."""
     pinned: set[str] = set()
@@ -150,12 +167,16 @@ def _convert(gm: GraphModule, config: Config, watch: Watch | None) -> list[Conve
 def _link(gm: GraphModule, config: Config, role: Role, report: Report) -> Program:
     linker = Linker(gm, config, role, report, _assemble)
     plan = linker.plan()
-    run = link(plan, linker.kernels, linker.constants, report.device)
+    run = link(plan, linker.kernels, linker.constants, report.device, config.adversary)
     return Program(gm, plan, run, report, linker)
 
 
 def link(
-    plan: Plan, kernels: Mapping[str, host.Kernel], constants: Mapping[str, Any], device: str
+    plan: Plan,
+    kernels: Mapping[str, host.Kernel],
+    constants: Mapping[str, Any],
+    device: str,
+    adversary: int | None = None,
 ) -> _torch.Flat:
     """A function that runs the plan, which is proved first: list of inputs in, outputs out."""
     streams.prove(plan)
@@ -163,7 +184,7 @@ def link(
         return host.link(plan, kernels, constants)
     if device == "cuda":
         return streams.link_cuda(plan, kernels, constants)
-    return streams.link_host(plan, kernels, constants)
+    return streams.link_host(plan, kernels, constants, adversary)
 
 
 def _compared(program: Program, watch: Watch, captured: GraphModule, role: Role) -> Program:

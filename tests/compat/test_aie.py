@@ -36,6 +36,43 @@ def test_a_model_zoo_script_runs_as_it_is(script: Script, name: str, close: Any)
     torch.testing.assert_close(ran["result"], ran["expected"], **close)
 
 
+@pytest.mark.feature("torch_aie", "a saved module in another process")
+def test_a_module_that_a_process_has_not_compiled_is_compiled(ascend: Path) -> None:
+    import torch_aie
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x + y, x - y
+
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    traced = torch.jit.trace(Net(), (x, y))
+    torch_aie.compile(traced, inputs=[torch_aie.Input((2, 3))] * 2).save("net.ts")
+    torch_aie.finalize()  # forgets its programs, as a new process has none
+    sums, differences = torch.jit.load("net.ts")(x, y)
+    assert torch.equal(sums, x + y)
+    assert torch.equal(differences, x - y)
+    broken = torch.jit.load("net.ts")
+    broken.engine.zero_()
+    with pytest.raises(Exception, match="its engine cannot be read"):
+        broken(x, y)
+
+
+@pytest.mark.feature("torch_aie", "scripted modules, with branches and lists")
+def test_a_scripted_module_keeps_its_branches(ascend: Path) -> None:
+    import torch_aie
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            if bool(x.sum() > 0):
+                x = x * 2
+            return [x, x + 1]
+
+    compiled = torch_aie.compile(torch.jit.script(Net()), inputs=[torch_aie.Input((2,))])
+    for x in (torch.ones(2), -torch.ones(2)):
+        for one, two in zip(compiled(x), Net()(x), strict=True):
+            assert torch.equal(one, two)
+
+
 @pytest.mark.feature("torch_aie", "PrecisionPolicy FP16, PREF_FP16, FP32, PREF_FP32")
 def test_a_precision_is_really_computed_in(ascend: Path) -> None:
     import torch_aie

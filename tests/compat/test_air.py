@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import warnings
@@ -58,6 +59,28 @@ def test_every_option_has_its_default_and_refuses_another_type(make: type[Sectio
             assert kind.check.__name__ == "anything", f"{name} takes anything"
             put(config, name, kind.default)
     assert config == make()
+
+
+WORDS = "O1 BFS Pass:off 2 0 relaxed stats original txt npy csv product reduce-overhead input"
+VALUES: list[Any] = [True, False, 3, *WORDS.split(), [1], {}, len]
+
+
+@pytest.mark.parametrize("make", [CompilerConfig, NpuGraphExConfig])
+def test_every_option_without_effect_says_so(
+    make: type[Section], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file.json").write_text("{}")
+    for name, kind in options(make()):
+        config = make()
+        for value in (*VALUES, str(tmp_path), str(tmp_path / "file.json")):
+            with contextlib.suppress(ValueError, TypeError, FileNotFoundError):
+                put(config, name, value)
+            if list(config.changed()):
+                break
+        else:
+            assert kind.check.__qualname__.startswith("one_of"), name  # it has one value only
+            continue
+        assert bool(config.idle()) == (kind.idle is not None), name
 
 
 @pytest.mark.feature("torchair", "CompilerConfig: unknown names and values refused")
@@ -579,6 +602,29 @@ def test_an_export_can_be_compiled(ascend: Path) -> None:
     assert not (ascend / "export.air").exists()
 
 
+@pytest.mark.feature("torchair", "collectives of torch.distributed in a graph (hcom)")
+def test_a_collective_is_compiled(ascend: Path) -> None:
+    import torchair
+
+    with pytest.warns(UserWarning, match="not needed"):
+        torchair.patch_for_hcom()
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+    try:
+
+        def model(x: torch.Tensor) -> torch.Tensor:
+            x = x * 2
+            torch.distributed.all_reduce(x)
+            return x + 1
+
+        compiled = torch.compile(model, backend=torchair.get_npu_backend(), fullgraph=True)
+        assert (compiled(torch.ones(2)) == 3).all()
+        ops = [node.op for node in graft.reports()[-1].nodes]
+        assert any("all_reduce" in op for op in ops)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.mark.feature("torchair", "use_internal_format_weight, patch_for_hcom", "idle")
 def test_what_the_npu_needs_is_accepted(ascend: Path) -> None:
     import torchair
@@ -586,8 +632,6 @@ def test_what_the_npu_needs_is_accepted(ascend: Path) -> None:
     model = torch.nn.Linear(2, 2)
     with pytest.warns(UserWarning, match="weights keep their layout"):
         assert torchair.use_internal_format_weight(model) is model
-    with pytest.warns(UserWarning, match="not needed"):
-        torchair.patch_for_hcom()
 
 
 @pytest.mark.feature(

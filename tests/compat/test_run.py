@@ -12,6 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import torchgraft as graft
 import torchgraft.compat
 from torchgraft.cli import main
 from torchgraft.compat import check, device
@@ -178,3 +179,31 @@ def test_the_device_is_given_back(ascend: Path) -> None:
     assert not hasattr(torch.Tensor, "npu")
     with pytest.raises(RuntimeError, match="npu"):
         torch.ones(1).to("npu")
+
+
+@pytest.mark.feature("torch_npu", "torch.npu streams and events inside a compiled model")
+def test_streams_of_torch_npu_are_marks_of_the_graph(ascend: Path) -> None:
+    npu = torch.npu  # type: ignore[attr-defined]
+    outer, event = npu.Stream(), npu.Event()
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        main, inner = npu.current_stream(), npu.Stream()
+        inner.wait_stream(main)
+        with npu.stream(inner):
+            sine = x.sin()
+        with npu.stream(outer):
+            cosine = x.cos()
+            event.record()
+        main.wait_stream(inner)
+        event.wait()
+        return sine + cosine
+
+    compiled = torch.compile(model, backend="npugraph_ex", fullgraph=True)
+    x = torch.randn(3)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), x.sin() + x.cos())
+    assert sum(any(n.op == "aten.sin.default" for n in r.nodes) for r in graft.reports()) == 1
+    streams = {node.op: node.stream for node in graft.reports()[-1].nodes}
+    assert streams["aten.cos.default"] == outer.label
+    assert len({streams[f"aten.{op}"] for op in ("sin.default", "cos.default", "add.Tensor")}) == 3
+    torch.testing.assert_close(model(x), x.sin() + x.cos())

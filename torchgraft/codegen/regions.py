@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -203,31 +204,66 @@ def _place_writes(written: list[Node], places: dict[Node, Place], levels: dict[N
 
 
 def _units(places: dict[Node, Place], levels: dict[Node, int]) -> list[Unit]:
-    by_level: dict[int, list[Node]] = {}
-    for node, level in levels.items():
-        by_level.setdefault(level, []).append(node)
+    regions: dict[tuple[int, str], Unit] = {}
     units: list[Unit] = []
-    count = 0
-    for level in sorted(by_level):
-        generated: dict[str, list[Node]] = {}
-        for node in by_level[level]:
-            if places[node].runs == GENERATED:
-                generated.setdefault(stream_of(node), []).append(node)
-        for nodes in generated.values():
-            units.append(Unit(f"region{count}", Place(GENERATED), nodes))
-            count += 1
-        for node in by_level[level]:
-            if places[node].runs == GENERATED:
-                continue
-            source = node.args[0] if node.target is operator.getitem else None
-            if (
-                isinstance(source, Node)
-                and source in levels
-                and source.target is not operator.getitem
-            ):
-                continue  # part of its producer's launch; a part of a part is a launch of its own
-            units.append(Unit(node.name, places[node], [node]))
+    for node, place in places.items():
+        source = node.args[0] if node.target is operator.getitem else None
+        if place.runs == GENERATED:
+            key = (levels[node], stream_of(node))
+            if key not in regions:
+                regions[key] = Unit("", Place(GENERATED), [])
+                units.append(regions[key])
+            regions[key].nodes.append(node)
+        elif (
+            isinstance(source, Node) and source in levels and source.target is not operator.getitem
+        ):
+            continue  # part of its producer's launch; a part of a part is a launch of its own
+        else:
+            units.append(Unit(node.name, place, [node]))
+    units = _sorted(units)
+    for number, unit in enumerate(u for u in units if u.place.runs == GENERATED):
+        unit.name = f"region{number}"
     return units
+
+
+def _sorted(units: list[Unit]) -> list[Unit]:
+    """The units in an order that respects every dependency and is else the graph's, which keeps
+    memory as short-lived as the program does. Units come by the place of their first node."""
+    of = {node: i for i, unit in enumerate(units) for node in unit.nodes}
+    before: list[set[int]] = []
+    keys: list[tuple[float, float, int]] = []
+    barriers, drawn = 0, None
+    for i, unit in enumerate(units):
+        used = {
+            n for node in unit.nodes for n in (*node.all_input_nodes, *node.meta.get("after", ()))
+        }
+        parts = {n.args[0] for n in used if n.target is operator.getitem and n not in of}
+        firsts = {of[n] for n in used | parts if n in of} - {i}
+        if unit.is_random and unit.place.runs != GENERATED:
+            firsts |= {drawn} if drawn is not None else set()
+            drawn = i
+        before.append(firsts)
+        if any(node.target is aten.copy_.default for node in unit.nodes):
+            keys.append((float("inf"), 0, i))  # writes come when all has been read
+        else:
+            keys.append((barriers, float("inf") if unit.is_barrier else 0, i))
+            barriers += unit.is_barrier
+    after: dict[int, list[int]] = {}
+    for i, firsts in enumerate(before):
+        for first in firsts:
+            after.setdefault(first, []).append(i)
+    ready = [keys[i] for i, firsts in enumerate(before) if not firsts]
+    heapq.heapify(ready)
+    result: list[Unit] = []
+    while ready:
+        done = heapq.heappop(ready)[2]
+        result.append(units[done])
+        for i in after.get(done, ()):
+            before[i].discard(done)
+            if not before[i]:
+                heapq.heappush(ready, keys[i])
+    assert len(result) == len(units), "levels keep units free of circles"
+    return result
 
 
 def extract(gm: GraphModule, unit: Unit) -> tuple[GraphModule, list[Node], list[Node]]:

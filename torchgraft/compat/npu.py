@@ -1,9 +1,11 @@
 """`torch.npu` where another device stands for the NPU. On a CPU every call has ended when it
-returns, so streams and events there are names; on CUDA they are CUDA's own."""
+returns, so streams and events there are names, which a compiled model takes for marks of its
+graph; on CUDA they are CUDA's own."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +16,7 @@ from torchgraft.compat import device as devices
 from torchgraft.compat.notes import without_effect
 from torchgraft.compat.simulated import amp
 from torchgraft.errors import NotOnThisDevice
+from torchgraft.stream.markers import LABEL
 
 __all__ = ["amp"]
 
@@ -22,20 +25,33 @@ def _cuda() -> bool:
     return devices.kind() == "cuda"
 
 
+_NUMBERS = itertools.count(1)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _fresh() -> str:
+    """A new name; a trace keeps the one it was given, and does not watch the counter."""
+    return f"npu_stream_{next(_NUMBERS)}"
+
+
 class _HostStream:
     """A stream of the host: its work is done when the call returns."""
 
-    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+    def __init__(self, priority: int = 0, label: str | None = None) -> None:
         self.device, self.priority = torch.device("cpu"), priority
+        self.label = label or _fresh()
 
     def synchronize(self) -> None: ...
 
     def query(self) -> bool:
         return True
 
-    def wait_stream(self, stream: Any) -> None: ...
+    def wait_stream(self, stream: _HostStream) -> None:
+        """Let this stream come after what the other has been given."""
+        self.wait_event(stream.record_event())
 
-    def wait_event(self, event: Any) -> None: ...
+    def wait_event(self, event: _HostEvent) -> None:
+        event.wait(self)
 
     def record_event(self, event: Any = None) -> Any:
         event = event or _HostEvent()
@@ -47,12 +63,20 @@ class _HostEvent:
     """An event of the host: a moment."""
 
     def __init__(self, enable_timing: bool = False, **kwargs: Any) -> None:
-        self._at = 0.0
+        self._at, self._point = 0.0, None
 
-    def record(self, stream: Any = None) -> None:
-        self._at = time.perf_counter()
+    def record(self, stream: _HostStream | None = None) -> None:
+        if torch.compiler.is_compiling():
+            with _marked(stream or _current):
+                self._point = torch.ops.air.record()
+        else:
+            self._at = time.perf_counter()
 
-    def wait(self, stream: Any = None) -> None: ...
+    def wait(self, stream: _HostStream | None = None) -> None:
+        """Let a stream, or the current one, come after what was recorded."""
+        if torch.compiler.is_compiling() and self._point is not None:
+            with _marked(stream or _current):
+                torch.ops.air.wait([self._point])
 
     def synchronize(self) -> None: ...
 
@@ -67,7 +91,7 @@ class _HostEvent:
 def Stream(device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
     """A new stream of the device that stands for the NPU."""
     if not _cuda():
-        return _HostStream(device, priority)
+        return _HostStream(priority)
     make: Any = torch.cuda.Stream  # untyped in torch
     return make(devices.mapped(device, "cuda"), priority)
 
@@ -78,7 +102,15 @@ def Event(enable_timing: bool = False, **kwargs: Any) -> Any:
     return make(enable_timing)
 
 
-_DEFAULT = _HostStream()
+@contextlib.contextmanager
+def _marked(stream: _HostStream) -> Iterator[None]:
+    """Inside, nodes of a graph are on the stream."""
+    torch.ops.air.scope_enter([LABEL], [stream.label])
+    yield
+    torch.ops.air.scope_exit()
+
+
+_DEFAULT = _HostStream(label="default")
 _current = _DEFAULT
 
 
@@ -92,7 +124,8 @@ def stream(stream: Any) -> Iterator[None]:
     before = current_stream()
     set_stream(stream)
     try:
-        yield
+        with _marked(stream) if torch.compiler.is_compiling() else contextlib.nullcontext():
+            yield
     finally:
         set_stream(before)
 

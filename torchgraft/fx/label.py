@@ -229,7 +229,8 @@ class _Reader:
         for record in self.records:
             if record not in self.used:
                 self.labels.notes.append(f"{said(record)} is never waited for")
-            self._drop(record)
+            if not record.users:  # one that the program gives back is an empty tensor
+                self._drop(record)
         self.labels.notes += [
             f"nothing follows {marker} on stream {stream!r}; the end of the program waits for "
             f"every stream anyway"
@@ -259,7 +260,8 @@ _READERS: dict[str, Callable[[_Reader, Node], None]] = {
 def has_markers(graph: Graph) -> bool:
     """Whether there is anything for `label` to read in a graph that was labelled before."""
     return any(
-        node.op == "call_function" and _torch.is_op(node.target) and str(node.target) in _READERS
+        (_torch.is_op(node.target) and str(node.target) in _READERS)
+        or _torch.is_control_deps(node.target)
         for node in graph.nodes
     )
 

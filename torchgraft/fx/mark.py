@@ -79,7 +79,8 @@ class _Annotated(contextlib.ExitStack):
     def __enter__(self) -> _Annotated:
         super().__enter__()
         if torch.compiler.is_exporting():
-            self.enter_context(traceback.preserve_node_meta())
+            if not traceback.has_preserved_node_meta():  # a nested one would end the outer marks
+                self.enter_context(traceback.preserve_node_meta())
             self.enter_context(traceback.annotate(self._marks))
         return self
 

@@ -93,6 +93,8 @@ def hazards(plan: Plan) -> list[Hazard]:
     clocks: dict[str, Clock] = {MAIN: {MAIN: 1}}
     events: dict[str, Clock] = {}
     memory: dict[Buffer, Memory] = {}
+    owner = dict.fromkeys((roots.get(b, b) for b in plan.inputs), MAIN)
+    ends = {step.stream: at for at, step in enumerate(plan.steps) if isinstance(step, Launch)}
     for buffer in plan.inputs:  # the caller made them, on its stream, before the first step
         memory.setdefault(roots.get(buffer, buffer), Memory()).touched(MAIN, 1, -1, True)
     found: list[Hazard] = []
@@ -114,6 +116,7 @@ def hazards(plan: Plan) -> list[Hazard]:
             tick = clock.get(step.stream, 0) + 1
             for buffer, writes in accesses(step, roots).items():
                 held = memory.setdefault(buffer, Memory())
+                owner.setdefault(buffer, step.stream)
                 check(buffer, held.before_write() if writes else held.before_read(), clock, at, "")
                 held.touched(step.stream, tick, at, writes)
             clock[step.stream] = tick
@@ -122,7 +125,10 @@ def hazards(plan: Plan) -> list[Hazard]:
         elif isinstance(step, Free):
             root = roots.get(step.buffer, step.buffer)
             if root in memory:
-                check(step.buffer, memory[root].before_write(), clock, at, "free")
+                # Who made it may take it again at once, if it has anything left to do.
+                made = owner[root]
+                taker = clocks[made] if ends.get(made, -1) > at else clock
+                check(step.buffer, memory[root].before_write(), taker, at, "free")
         else:
             join(clock, events[step.event])
     for out in set(buffers(plan.outputs)) | set(plan.inputs):

@@ -33,10 +33,10 @@ def compile(module: Any, ir: str = "default", inputs: Any = None, **kwargs: Any)
     given = native_inputs(inputs, gears=kind == "ts")
     if kind == "dynamo":
         return Compiled(graft.compile(module, given, config=config))
-    program = graft.compile(module, given, config=config)
     recipe = engine.pack(module, given, config)
+    engine.ENGINES.get(recipe)  # compiled now, and not when it is first called
     casts = [_cast(one.dtype) if spec.truncate_long_and_double else "{}" for one in given]
-    return engine.wrap(module, program, recipe, casts)
+    return engine.wrap(module, recipe, casts)
 
 
 def export_engine(
@@ -61,8 +61,8 @@ def export_engine(
     mode = settings.mode(config.mode)
     given = native_inputs(inputs)
     config = config.replace(mode=mode, require_full_compilation=mode != "eager")
-    graft.compile(module, given, config=config)  # raises where a part would fall back
     data = engine.pack(module, given, config)
+    engine.ENGINES.get(data)  # raises where a part would fall back
     if path is not None:
         with open(path, "wb") as file:
             file.write(data)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 import torchgraft as graft
 from torchgraft import _torch
+from torchgraft.compat import device as devices
 from torchgraft.errors import UnsupportedFile
 
 _SCHEMA = "run(Tensor engine, Tensor[] xs) -> Tensor[]"
@@ -42,12 +43,8 @@ class _Engines:
         self._lock = threading.Lock()
         self._programs: dict[bytes, graft.Compiled] = {}
 
-    def put(self, recipe: bytes, program: graft.Compiled) -> None:
-        with self._lock:
-            self._programs[hashlib.sha256(recipe).digest()] = program
-
-    def get(self, engine: Tensor) -> graft.Compiled:
-        recipe = engine.cpu().numpy().tobytes()
+    def get(self, recipe: bytes) -> graft.Compiled:
+        """The program of a recipe, compiled when it is first asked for."""
         key = hashlib.sha256(recipe).digest()
         with self._lock:
             if key not in self._programs:
@@ -81,7 +78,7 @@ def pack(
 
 
 def build(recipe: bytes) -> graft.Compiled:
-    """Compile a recipe."""
+    """Compile a recipe for the device that is, or stands for, the NPU."""
     try:
         with zipfile.ZipFile(io.BytesIO(recipe)) as archive:
             if sum(info.file_size for info in archive.infolist()) > _MOST:
@@ -89,13 +86,13 @@ def build(recipe: bytes) -> graft.Compiled:
             about = json.loads(archive.read("about.json"))
             model = archive.read("m.pt")
         config = graft.Config.of(about["config"])
-        inputs = tuple(_input(row) for row in about["inputs"])
+        inputs = tuple(_input(row, device()) for row in about["inputs"])
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
         why = f"its engine cannot be read ({error})"
         raise UnsupportedFile("the module", why, "Compile and save it again.") from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        script = torch.jit.load(io.BytesIO(model))  # type: ignore[no-untyped-call]
+        script = torch.jit.load(io.BytesIO(model), map_location=device())  # type: ignore[no-untyped-call]
     return graft.compile(script, inputs, config=config)
 
 
@@ -104,13 +101,13 @@ def _described(one: graft.Input) -> dict[str, Any]:
     return {"dtype": dtype, "gears": one.gears, "ranges": one.ranges}
 
 
-def _input(row: dict[str, Any]) -> graft.Input:
+def _input(row: dict[str, Any], device: torch.device) -> graft.Input:
     dtype = getattr(torch, row["dtype"])
     if row["gears"]:
-        return graft.Input(gears=row["gears"], dtype=dtype)
+        return graft.Input(gears=row["gears"], dtype=dtype, device=device)
     low = [span[0] for span in row["ranges"]]
     high = [span[1] for span in row["ranges"]]
-    return graft.Input(min_shape=low, max_shape=high, dtype=dtype)
+    return graft.Input(min_shape=low, max_shape=high, dtype=dtype, device=device)
 
 
 def _plain(value: Any) -> Any:
@@ -119,8 +116,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def device() -> torch.device:
+    """Where programs run."""
+    return torch.device(devices.kind(), torch.npu.current_device())  # type: ignore[attr-defined]
+
+
 def _run(engine: Tensor, xs: list[Tensor]) -> list[Tensor]:
-    given = ENGINES.get(engine)(*xs)
+    program = ENGINES.get(engine.cpu().numpy().tobytes())
+    given = program(*(x.to(device()) for x in xs))  # a tensor that is there is not copied
     return [leaf for leaf in _torch.flatten(given)[0] if isinstance(leaf, Tensor)]
 
 
@@ -131,20 +134,19 @@ _LIBRARY.impl("run", _run, "CompositeExplicitAutograd")
 
 
 def wrap(
-    script: torch.jit.ScriptModule, program: graft.Compiled, recipe: bytes, casts: Sequence[str]
+    script: torch.jit.ScriptModule, recipe: bytes, casts: Sequence[str]
 ) -> torch.jit.ScriptModule:
-    """A ScriptModule with the arguments and results of `script` that runs the program.
+    """A ScriptModule with the arguments and results of `script` that runs the recipe's program.
 
     `casts` are expressions, one for each argument, with `{}` in its place.
     """
-    ENGINES.put(recipe, program)
     schema = _torch.script_schema(script)
     names = [argument.name for argument in schema.arguments if argument.name != "self"]
     names = names[: len(casts)]
     given = ", ".join(f"{name}: Tensor" for name in names)
     passed = ", ".join(cast.format(name) for name, cast in zip(names, casts, strict=True))
     fresh = iter(range(10**6))
-    result, kind = _result(schema.returns[0].type, program, fresh)
+    result, kind = _result(schema.returns[0].type, fresh)
     source = (
         f"def forward(self, {given}) -> {kind}:\n"
         f"    results = torch.ops.torch_aie.run(self.engine, [{passed}])\n"
@@ -167,13 +169,13 @@ def _module(recipe: bytes, source: str) -> torch.jit.ScriptModule:
     return Engine()
 
 
-def _result(kind: Any, program: graft.Compiled, fresh: Any) -> tuple[str, str]:
+def _result(kind: Any, fresh: Any) -> tuple[str, str]:
     """The expression that puts results together as the script did, and its type."""
     name = kind.kind()
     if name == "TensorType":
         return f"results[{next(fresh)}]", "Tensor"
     if name == "TupleType":
-        parts = [_result(one, program, fresh) for one in kind.elements()]
+        parts = [_result(one, fresh) for one in kind.elements()]
         made, kinds = zip(*parts, strict=True)
         return f"({', '.join(made)},)", f"Tuple[{', '.join(kinds)}]"
     if name == "ListType":
