@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+SLOW = ("check_extension.py", "check_ops.py")
 PARTS = sorted(path.name for path in (HERE / "npu").glob("check_*.py"))
 SETTINGS = {"check_debug.py": {"TORCHGRAFT_NPU_DEBUG": "1", "TORCHGRAFT_NPU_DEVICES": "2"}}
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    "part", [pytest.param(x, marks=pytest.mark.slow) if x in SLOW else x for x in PARTS]
+)
 def test_the_simulated_device(part: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
     command += ["-o", "python_files=check_*.py", str(HERE / "npu" / part)]

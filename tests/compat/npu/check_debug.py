@@ -10,9 +10,11 @@ from torchgraft.compat import simulated
 def test_two_devices() -> None:
     assert torch.npu.device_count() == 2
     x = torch.arange(4.0, device="npu:1")
-    assert x.device.index == 1 and torch.npu.current_device() == 0
+    assert x.device.index == 1
+    assert torch.npu.current_device() == 0
     with torch.npu.device(1):
-        assert torch.npu.current_device() == 1 and torch.empty(1, device="npu").device.index == 1
+        assert torch.npu.current_device() == 1
+        assert torch.empty(1, device="npu").device.index == 1
     assert torch.npu.memory_allocated(1) > torch.npu.memory_allocated(0)
     for seed in range(6):
         with simulated.adversary(seed):

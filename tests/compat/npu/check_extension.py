@@ -81,7 +81,8 @@ def test_a_kernel_is_found_by_its_aclnn_name(package: Any) -> None:
 def test_gradients_that_are_bound_in_cpp(package: Any) -> None:
     x, y = (torch.randn(4, 3, device="npu", requires_grad=True) for _ in range(2))
     package.scale_sum(x, y, 0.25).sum().backward()
-    assert x.grad.unique().tolist() == [1.0] and y.grad.unique().tolist() == [0.25]
+    assert x.grad.unique().tolist() == [1.0]
+    assert y.grad.unique().tolist() == [0.25]
 
 
 def test_shapes_come_from_the_meta_kernel(package: Any) -> None:

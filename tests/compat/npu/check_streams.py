@@ -86,10 +86,12 @@ def test_work_is_done_after_the_call_has_returned() -> None:
     torch.npu.synchronize()
     y = torch.ops.npu_streams.hold(x) * 3
     event = torch.npu.current_stream().record_event()
-    assert not torch.npu.current_stream().query() and not event.query()
+    assert not torch.npu.current_stream().query()
+    assert not event.query()
     release.set()
     event.synchronize()
-    assert event.query() and y.tolist() == [6, 6]
+    assert event.query()
+    assert y.tolist() == [6, 6]
 
 
 def test_the_current_stream_is_per_thread_and_per_device() -> None:

@@ -33,7 +33,8 @@ def test_a_host_pointer_is_not_taken_for_device_memory() -> None:
 
 def test_a_tensor_says_where_it_is() -> None:
     x = torch.ones(2, 3).npu()
-    assert x.is_npu and x.device == torch.device("npu", 0)
+    assert x.is_npu
+    assert x.device == torch.device("npu", 0)
     assert x.npu() is x
     with pytest.raises(TypeError, match="can't convert npu:0"):
         x.numpy()
@@ -106,7 +107,8 @@ def test_out_takes_the_size_of_the_result() -> None:
 def test_resizing_keeps_what_was_there() -> None:
     x = torch.arange(4.0).npu()
     x.resize_(2, 4)
-    assert x.shape == (2, 4) and x[0].tolist() == [0, 1, 2, 3]
+    assert x.shape == (2, 4)
+    assert x[0].tolist() == [0, 1, 2, 3]
     x.resize_(2)
     assert x.tolist() == [0, 1]
     storage = torch.arange(4.0).npu().untyped_storage()
@@ -125,6 +127,17 @@ def test_lazy_marks_survive_a_copy() -> None:
     assert torch.allclose((x.npu().conj() * 2).cpu(), x.conj() * 2)
 
 
+def test_an_operator_that_takes_lazy_marks_leaves_its_input() -> None:
+    x, y = (torch.randn(4, 4, dtype=torch.complex64) for _ in range(2))
+    a, b = x.npu(), y.npu()
+    torch.testing.assert_close((a.mH @ b).cpu(), x.mH @ y)
+    assert torch.equal(a.cpu(), x)
+    factors, pivots = torch.linalg.lu_factor(x)  # the kernel marks what it returns
+    found = torch.linalg.lu_solve(factors.npu(), pivots.npu(), b, left=False)
+    expected = torch.linalg.lu_solve(factors, pivots, y, left=False)
+    torch.testing.assert_close(found.cpu(), expected.resolve_conj())
+
+
 def test_copies_change_dtype_and_layout() -> None:
     x = torch.randn(3, 5)
     assert torch.equal(x.to("npu", torch.float64).cpu(), x.double())
@@ -141,7 +154,8 @@ def test_a_pinned_tensor_is_copied_later() -> None:
     from torchgraft.compat import simulated
 
     x = torch.ones(8).pin_memory()
-    assert x.is_pinned() and not torch.ones(8).is_pinned()
+    assert x.is_pinned()
+    assert not torch.ones(8).is_pinned()
     for seed in range(8):
         with simulated.adversary(seed):
             x.fill_(1)
@@ -194,7 +208,8 @@ def test_random_numbers() -> None:
     after = torch.rand(10, device="npu")
     torch.manual_seed(5)
     again = torch.randn(100, device="npu"), torch.nn.functional.dropout(torch.ones(100).npu(), 0.5)
-    assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
     torch.npu.set_rng_state(state)
     assert torch.equal(torch.rand(10, device="npu"), after)
     own = torch.Generator("npu").manual_seed(1)

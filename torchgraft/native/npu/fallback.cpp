@@ -240,20 +240,35 @@ class Call {
     queue_of(current_stream(device_))
         .push(schema().name(), [op = op_, work = std::move(work), targets = std::move(targets)] {
           Stack running = work;
+          auto written = unmarked(op, work);
           at::AutoDispatchBelowADInplaceOrView below;
           op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &running);
-          for (const IValue& arg : work) each_tensor(arg, resolve);
+          resolve(written);
           for (size_t i = 0; i < targets.size(); ++i) fill(targets[i], running[i]);
         });
     give(std::move(results));
     return true;
   }
 
-  // A kernel may write conjugates and leave a mark on its twin that says so.
-  static void resolve(const Tensor& twin) {
-    if (!twin.is_conj()) return;
-    twin._set_conj(false);
-    twin.conj_physical_();
+  // A kernel may write conjugates and leave a mark on its twin that says so, where the tensor of
+  // the device has none: what is written and not marked, before the kernel runs.
+  static std::vector<Tensor> unmarked(const c10::OperatorHandle& op, const Stack& twins) {
+    std::vector<Tensor> found;
+    for (size_t i = 0; i < twins.size(); ++i) {
+      if (!is_written(op.schema().arguments()[i])) continue;
+      each_tensor(twins[i], [&](const Tensor& twin) {
+        if (!twin.is_conj()) found.push_back(twin);
+      });
+    }
+    return found;
+  }
+
+  static void resolve(const std::vector<Tensor>& twins) {
+    for (const Tensor& twin : twins) {
+      if (!twin.is_conj()) continue;
+      twin._set_conj(false);
+      twin.conj_physical_();
+    }
   }
 
   static void fill(const IValue& target, const IValue& made) {
@@ -292,10 +307,11 @@ class Call {
       }
     }
     Stack given = stack;
+    auto written = unmarked(op_, given);
     {
       at::AutoDispatchBelowADInplaceOrView below;
       op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
-      for (const IValue& arg : given) each_tensor(arg, resolve);
+      resolve(written);
     }
     for (size_t i = 0; i < args_.size(); ++i) {
       const auto& argument = schema().arguments()[i];
