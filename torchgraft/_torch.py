@@ -317,6 +317,13 @@ def is_functionalised(target: Any) -> bool:
 # --- torch.compile and export ---
 
 
+def is_symbolic_tracing() -> bool:
+    """Whether `torch.fx.symbolic_trace` is running the code."""
+    from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+
+    return is_fx_symbolic_tracing()
+
+
 def aot_backend(
     forward: Callable[..., Any],
     backward: Callable[..., Any],
@@ -522,13 +529,66 @@ def has_compiler() -> str | None:
 # --- TorchScript ---
 
 
+SCOPE = "torchgraft_scope"
+"""The attribute of a TorchScript node that names the modules it came from, where that is known."""
+
+
 def script_graph(script: Any) -> Any:
-    """A private copy of forward's graph with every call (and fork) inlined and shapes erased."""
+    """A private copy of forward's graph with every call (and fork) inlined and shapes erased.
+
+    What comes from a submodule says so: `path=Class/path.path=Class`, in its attribute `SCOPE`.
+    """
     graph = script.graph.copy()
+    if isinstance(script, torch.jit.ScriptModule):
+        _inline_methods(graph, script._c, "", "")
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_inline_fork_wait(graph)
     torch._C._jit_pass_erase_shape_information(graph)  # a trace's sizes must not become constants
     return graph
+
+
+def _inline_methods(graph: Any, module: Any, path: str, scope: str) -> None:
+    """Inline the calls of submodules' methods; each node that this brings in gets its scope."""
+    held = {next(graph.inputs()).unique(): (module, path, scope)}
+    for node in _script_nodes(graph):
+        owner = held.get(next(node.inputs()).unique()) if node.inputsSize() else None
+        if owner is None or node.kind() not in ("prim::GetAttr", "prim::CallMethod"):
+            continue
+        name = node.s("name")
+        if node.kind() == "prim::GetAttr":
+            value = script_attribute(owner[0], name)
+            if is_script_module(value):
+                inner = getattr(value, "_c", value)
+                where = f"{owner[1]}.{name}".strip(".")
+                text = f"{owner[2]}/{where}={_script_class(inner)}".strip("/")
+                held[node.output().unique()] = (inner, where, text)
+        elif owner[0]._has_method(name):
+            callee = owner[0]._get_method(name).graph.copy()
+            _inline_methods(callee, *owner)
+            for made in _script_nodes(callee):
+                if owner[2] and not made.hasAttribute(SCOPE):
+                    made.s_(SCOPE, owner[2])
+            with graph.insert_point_guard(node):
+                results = graph.insertGraph(callee, list(node.inputs()))
+            for old, new in zip(node.outputs(), results, strict=True):
+                old.replaceAllUsesWith(new)
+            node.destroy()
+
+
+def _script_nodes(block: Any) -> list[Any]:
+    """Every node of a TorchScript graph or block, outer ones first."""
+    found = []
+    for node in block.nodes():
+        found.append(node)
+        for inner in node.blocks():
+            found += _script_nodes(inner)
+    return found
+
+
+def _script_class(module: Any) -> str:
+    """The qualified name of the Python class that a ScriptModule was made of."""
+    parts = module._type().qualified_name().split(".")
+    return ".".join(p for p in parts if p != "__torch__" and not p.startswith("___torch_mangle"))
 
 
 def fold_script(graph: Any) -> None:

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 import torchgraft as graft
 from torchgraft import errors
 
-FRONT_ENDS = ["module", "exported", "traced", "torch.compile"]
+FRONT_ENDS = [
+    "module", "exported", "traced", "loaded", "scripted", "symbolic", "torch.compile",
+]  # fmt: skip
 
 
 class Inner(nn.Module):
@@ -63,11 +65,6 @@ def test_blocks_operators_and_modules(front: str, tmp_path: pathlib.Path) -> Non
     assert 0 < report.coverage < 1
     [relu] = [node for node in report.fallbacks if node.kind == "forced op"]
     assert relu.reason == "aten::relu is in torch_executed_ops"
-
-
-def test_a_block_holds_in_a_saved_trace_too(tmp_path: pathlib.Path) -> None:
-    compiled = through("loaded", Model(), torch.randn(4, 4), graft.Config(), tmp_path)
-    assert kinds(compiled.report)["sin"] == "forced block"
 
 
 @pytest.mark.parametrize(

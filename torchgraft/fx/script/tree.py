@@ -74,18 +74,12 @@ class Tree:
         return None if value is None else self.paths.get(value.unique())
 
     def scope_of(self, node: Node) -> str:
-        """The modules that a trace met a node in, as `path=Class/...`; a saved one has forgotten.
-        A `with graft.fallback():` is shown last."""
-        parts = []
-        for part in filter(None, node.scopeName().split("/")):
-            path = part.removeprefix("__module.")
-            try:
-                module = self.script.get_submodule(path)
-            except AttributeError:
-                module = None
-            name = getattr(module, "original_name", "")
-            parts.append(re.sub(r"[^\w./=]", "?", f"{path}={name}", flags=re.ASCII))
-        return "/".join([*parts, *[mark.SCOPE] * mark.in_source(frames_of(node))])
+        """The modules that a node comes from, as `path=Class/...`. A `with graft.fallback():` that
+        a trace went through is shown last."""
+        known = node.hasAttribute(_torch.SCOPE)
+        parts = list(filter(None, re.split("/", node.s(_torch.SCOPE) if known else "")))
+        safe = [re.sub(r"[^\w./=]", "?", part, flags=re.ASCII) for part in parts]
+        return "/".join([*safe, *[mark.SCOPE] * mark.in_source(frames_of(node))])
 
     def is_written(self, node: Node) -> bool:
         """Whether the attribute that a node reads is also assigned somewhere."""
