@@ -308,6 +308,15 @@ def is_higher_order(target: Any) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 
+@functools.cache
+def control_flow() -> tuple[Any, ...]:
+    """The operators that run graphs as they are given to them: any callables would do."""
+    from torch._higher_order_ops.map import map_impl
+    from torch._higher_order_ops.scan import scan_op
+
+    return torch.ops.higher_order.cond, torch.ops.higher_order.while_loop, map_impl, scan_op
+
+
 def is_functionalised(target: Any) -> bool:
     """Whether a call's target stands for a custom operator that writes its inputs."""
     higher = torch.ops.higher_order

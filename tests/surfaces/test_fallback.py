@@ -245,6 +245,31 @@ def test_branches_and_loops_are_compiled(front: str) -> None:
             torch.testing.assert_close(run(x, n), model(x, n))
 
 
+class Mapped(nn.Module):
+    def forward(self, rows: Tensor, y: Tensor) -> Tensor:
+        from functorch.experimental.control_flow import map
+
+        result: Tensor = map(lambda x, y: (x * 2).sin() + y, rows, y)
+        return result
+
+
+class Scanned(nn.Module):
+    def forward(self, rows: Tensor, y: Tensor) -> Any:
+        from torch._higher_order_ops.scan import scan
+
+        return scan(lambda carry, x: (carry + x.sin(), (carry * x).cos()), y, rows, reverse=True)
+
+
+@pytest.mark.parametrize("model", [Mapped(), Scanned()], ids=["map", "scan"])
+@pytest.mark.parametrize("strided", [False, True])
+def test_bodies_of_map_and_scan_are_compiled(model: nn.Module, strided: bool) -> None:
+    rows = torch.randn(3, 5).t() if strided else torch.randn(5, 3)
+    args = (rows, torch.randn(3))
+    compiled = graft.compile(model, args)
+    assert {node.kind for node in compiled.report.nodes} == {"generated", "control flow"}
+    torch.testing.assert_close(compiled(*args), model(*args))
+
+
 @pytest.mark.slow
 def test_converters_and_passes_reach_into_branches() -> None:
     @graft.converter(torch.ops.aten.cos.default)
