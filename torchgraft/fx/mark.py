@@ -44,7 +44,7 @@ else:
         """
         if torch.jit.is_scripting():
             return ScriptedFallback()
-        else:
+        else:  # noqa: RET505 (TorchScript skips the branch that it does not take, nothing else)
             return _marking()
 
 
