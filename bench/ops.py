@@ -1,4 +1,4 @@
-"""What a call of an operator costs: declared here, and the same by hand. `python -m bench.ops`
+"""What a call of an operator costs: declared here, and the same by hand. `python -m bench ops`
 
 One-element tensors, so that the call is all there is. The two take turns; the ratio is of the
 medians of the fastest half of the rounds, since load only ever adds.
@@ -79,7 +79,8 @@ def measure(functions: Sequence[Callable[[], object]], rounds: int = 60) -> list
     return [statistics.median(sorted(series)[: rounds // 2]) for series in times]
 
 
-def main() -> None:
+def run() -> None:
+    """Print microseconds a call and the ratios."""
     torch.set_num_threads(1)
     declare()
     ours, theirs = torch.ops.bench_ops, torch.ops.by_hand
@@ -93,7 +94,3 @@ def main() -> None:
     ):
         hand, graft_ = measure([partial(getattr(o, name), a, y, 2.0) for o in (theirs, ours)])
         print(f"{label:38}{hand:9.2f}{graft_:12.2f}{graft_ / hand:8.2f}")
-
-
-if __name__ == "__main__":
-    main()

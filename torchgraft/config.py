@@ -42,6 +42,9 @@ class Config:
     """The same, after the built-in ones."""
     patterns: tuple[Pattern, ...] = ()
     """Patterns for this compile, after the registered ones."""
+    fusions: bool = True
+    """Use the fusions of `graft.fusions` that were measured to win (docs/patterns.md), in generated
+    code, where neither a converter nor `torch_executed_ops` asks for one of their operators."""
     registry: Registry | None = None
     """Where passes and patterns are looked up; None: the registry of the surrounding scope."""
     converters: tuple[Converter, ...] = ()
@@ -67,8 +70,9 @@ class Config:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UnknownName("mode", self.mode, MODES, where="Config.mode")
-        if not isinstance(self.freeze, bool):
-            raise BadValue("Config.freeze", self.freeze, "True or False")
+        for switch in ("freeze", "fusions", "require_full_compilation"):
+            if not isinstance(getattr(self, switch), bool):
+                raise BadValue(f"Config.{switch}", getattr(self, switch), "True or False")
         for field in ("pre_passes", "post_passes"):
             passes = getattr(self, field)
             if not isinstance(passes, (list, tuple)) or not all(map(callable, passes)):
@@ -76,9 +80,6 @@ class Config:
             object.__setattr__(self, field, tuple(passes))
         if self.verify not in VERIFY:
             raise UnknownName("check", self.verify, VERIFY, where="Config.verify")
-        if not isinstance(self.require_full_compilation, bool):
-            field = "Config.require_full_compilation"
-            raise BadValue(field, self.require_full_compilation, "True or False")
         size = self.min_block_size
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise BadValue("Config.min_block_size", size, "a whole number from 1 on")

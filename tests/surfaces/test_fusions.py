@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 import torchgraft as graft
 from bench.fusions import CASES
-from torchgraft.errors import ResultChanged
+from torchgraft.errors import BadValue, ResultChanged
 from torchgraft.passes import fusions
+from torchgraft.passes.pipeline import passes_for
 
 transformers = pytest.importorskip("transformers")
 
@@ -52,6 +53,50 @@ def test_it_passes_its_own_check(name: str) -> None:
     result = fusions.ALL[name].check(8, **given)
     assert result.fired
     assert result.worst <= 1
+
+
+# --- Those that are on by default ---
+
+
+@pytest.mark.parametrize("name", ["attention", "rotary"])
+def test_it_is_on_by_default_in_generated_code(name: str) -> None:
+    make, shapes = CASES[name]
+    model, args = make().eval(), tuple(torch.randn(shape) for shape in shapes)
+    run = graft.compile(model, args)
+    assert run.report.matches == {name: 1}
+    agree(run(*args), model(*args))
+
+
+def test_who_asks_for_an_operator_gets_it() -> None:
+    softmax = torch.ops.aten._softmax.default
+    needs = {op for ops in fusions.DEFAULT.values() for op in ops}
+
+    def chosen(present: Any = needs, **fields: Any) -> list[str]:
+        found = passes_for(graft.Config(**fields), present)
+        return [one.name for one in found if one in fusions.DEFAULT]
+
+    assert sorted(chosen()) == ["attention", "rotary"]
+    assert chosen(needs - {softmax}) == ["rotary"]
+    assert chosen(fusions=False) == chosen(mode="eager") == []
+    assert chosen(torch_executed_ops=["aten::neg"]) == []
+    assert chosen(patterns=[fusions.rotary]) == ["attention"]
+    own = graft.converter(softmax, register=False)(lambda net, x, dim, half_to_float: x)
+    assert chosen(converters=[own]) == ["rotary"]
+    with pytest.raises(BadValue, match=r"Config\.fusions"):
+        graft.Config(fusions="all")
+
+
+def test_a_mask_is_left_as_it_is_unless_it_is_asked_for() -> None:
+    def masked(q: Tensor, mask: Tensor) -> Tensor:
+        return torch.softmax(q @ q.transpose(-2, -1) * 0.125 + mask, -1) @ q
+
+    args = torch.randn(1, 2, 4, 8), torch.full((1, 1, 4, 4), -torch.inf)
+    config = graft.Config()
+    assert graft.compile(masked, args, config=config).report.matches == {}
+    fused = graft.compile(masked, args, mode="eager", patterns=[fusions.attention])
+    assert fused.report.matches == {"attention": 1}
+    assert masked(*args).isnan().all()
+    assert not fused(*args).isnan().any()
 
 
 # --- Each fusion with a mistake in it: verification names the pattern and the node ---

@@ -6,15 +6,17 @@ import dataclasses
 import heapq
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
 
 from torchgraft.config import Config
+from torchgraft.convert.define import candidates
 from torchgraft.errors import BadPass, BadValue, GraftError, PassFailed, PassOrder, UnknownName
 from torchgraft.fx import meta
+from torchgraft.passes import fusions
 from torchgraft.passes.builtin import BUILTIN, dead_code
 from torchgraft.passes.pattern.define import STAGE, Pattern
 from torchgraft.passes.pattern.rewrite import apply
@@ -27,8 +29,12 @@ if TYPE_CHECKING:
     from torchgraft.verify.watch import Watch
 
 
-def passes_for(config: Config) -> list[Entry]:
-    """Every pass and pattern that a compile with this config runs, in order."""
+def passes_for(config: Config, present: Collection[Any] = ()) -> list[Entry]:
+    """Every pass and pattern that a compile with this config runs, in order.
+
+    `present` are the operators of the graph: fusions that are on by default come in where the
+    graph has what they look for.
+    """
     registry = config.registry if config.registry is not None else current()
     for given in config.patterns:
         if not isinstance(given, Pattern):
@@ -40,7 +46,20 @@ def passes_for(config: Config) -> list[Entry]:
         *config.patterns,
         *(as_pass(fn, "post") for fn in config.post_passes),
     ]
-    return ordered(_distinct(passes))
+    return ordered([*_distinct(passes), *_fusions(config, present, {one.name for one in passes})])
+
+
+def _fusions(config: Config, present: Collection[Any], taken: Collection[str]) -> list[Pattern]:
+    """The fusions that are on by default and may fire. They leave operators to converters and to
+    `torch_executed_ops`, and step back for a user's pattern of the same name."""
+    if not config.fusions or config.mode == "eager" or config.torch_executed_ops:
+        return []
+    wanted = candidates(config)
+    return [
+        one
+        for one, needs in fusions.DEFAULT.items()
+        if all(op in present and op not in wanted for op in needs) and one.name not in taken
+    ]
 
 
 def _distinct(passes: Iterable[Entry]) -> list[Entry]:
@@ -123,13 +142,16 @@ def run(
     `Step`. With a `watch` its results are compared, too."""
     steps: list[Step] = []
     index: Index | None = None  # of the graph as it is; lives from pattern to pattern
-    for spec in passes_for(config):
+    present = {node.target for node in gm.graph.nodes}
+    for spec in passes_for(config, present):
         if watch is not None:
             watch.before(gm)
         if isinstance(spec, Pattern):
             index = index or Index(gm)
-            steps.append(_run_pattern(spec, index, config, watch))
-            index = None if steps[-1].hits and spec.replacement is not None else index
+            step = _run_pattern(spec, index, config, watch)
+            if step.hits or spec not in fusions.DEFAULT:  # nobody asked for those
+                steps.append(step)
+            index = None if step.hits and spec.replacement is not None else index
         else:
             steps.append(_run_one(spec, gm, example_inputs, config, watch))
             index = None

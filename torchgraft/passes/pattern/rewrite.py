@@ -280,7 +280,7 @@ def _inline(
 
 
 def _marks(place: Node) -> dict[str, Any]:
-    """What a replacement takes over from the match: its line, its modules, its block, its stream."""
+    """What a replacement takes over from a match: its line, modules, block and stream."""
     keys = ("stack_trace", "nn_module_stack", "custom", "stream")
     return {key: place.meta[key] for key in keys if key in place.meta}
 
