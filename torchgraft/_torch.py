@@ -659,14 +659,14 @@ def seeing(see: Callable[[Any], None]) -> contextlib.AbstractContextManager[Any]
     """Show `see` every operator that is called inside, before it runs."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Seeing(TorchDispatchMode):
+    class Seeing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             see(func)
             return func(*args, **(kwargs or {}))
 
-    return Seeing()
+    return Seeing()  # type: ignore[no-untyped-call]
 
 
 def drop_library(library: torch.library.Library) -> None:

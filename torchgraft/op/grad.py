@@ -221,7 +221,11 @@ def _writing_node(op: Any) -> Any:
         return None, *derive(op, again, ctx.saved_tensors, needs, grads)
 
     name = f"{op.name.replace('::', '_')}_backward"
-    body = {"forward": forward, "setup_context": setup_context, "backward": backward}
+    body: dict[str, Any] = {
+        "forward": forward,
+        "setup_context": setup_context,
+        "backward": backward,
+    }
     return type(name, (_torch.OneLevel,), {k: staticmethod(v) for k, v in body.items()})
 
 
