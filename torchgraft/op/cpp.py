@@ -164,23 +164,29 @@ def open_kernel(
     return Opened(library, handle)
 
 
-def build(op: str, source: Source, glue: str) -> pathlib.Path:
-    """The shared library of a source; compiled unless the same one was before."""
-    line = command(op, source.language, source.name)
+def target(source: Source, glue: str = "") -> pathlib.Path:
+    """Where the library of a source is, or will be; raises where there is no compiler."""
+    line = command(source.name, source.language, source.name)
     folder = cache_dir() / "ops" / _digest(version(line[0]), *line)
     files = [text for pair in sorted(source.files().items()) for text in pair]
-    target = folder / f"{_digest(source.text, str(source.path), glue, *files)}.so"
-    if target.exists():
-        return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "lock"):
-        if not target.exists():
-            header = _header(folder, line) if source.language == "C++" else []
+    return folder / f"{_digest(source.text, str(source.path), glue, *files)}.so"
+
+
+def build(op: str, source: Source, glue: str = "") -> pathlib.Path:
+    """The shared library of a source; compiled unless the same one was before."""
+    line = command(op, source.language, source.name)
+    place = target(source, glue)
+    if place.exists():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(place.parent / "lock"):
+        if not place.exists():
+            header = _header(place.parent, line) if source.language == "C++" else []
             needs = HEADER if source.language == "CUDA" else ""
             text = f'{needs}#line 1 "{source.name}"\n{source.text}\n#line 1 "torchgraft"\n{glue}'
             near = source.path.parent if source.path else pathlib.Path.cwd()
-            compile_library(op, source.name, text, target, [*line, *header], [near])
-    return target
+            compile_library(op, source.name, text, place, [*line, *header], [near])
+    return place
 
 
 def _digest(*parts: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torchgraft.errors import BadFile, BadPrototype, KernelBuild, UnsupportedFile
-from torchgraft.op import cpp
+from torchgraft.op import cpp, guard
 from torchgraft.op.declare import declare
 from torchgraft.op.header import read_header
 from torchgraft.op.msopgen import read_msopgen
@@ -107,6 +107,8 @@ def build(
     made = native.implementations(
         {str(path): path.read_bytes() for path in groups["kernels"]}, found.entries.values()
     )
+    if groups["kernels"]:  # a compiler is at hand, so prototypes are checked in C++, too
+        guard.compiled(build=True)
     libraries: list[dict[str, Any]] = []
     compiled: list[str] = []
     kept: list[str] = []
