@@ -17,6 +17,7 @@ from bench import (
     opdb,
     ops,
     peers,
+    plan,
     prototypes,
     report,
     rewrites,
@@ -224,6 +225,15 @@ def operators() -> None:
 def load() -> None:
     """Loading 1,700 prototypes, and what the check of dtypes costs."""
     prototypes.run()
+
+
+@main.command("plan")
+@json_option
+def plan_command(path: str | None) -> None:
+    """The time to schedule and prove plans of 1,000 to 50,000 launches, 1 to 16 streams."""
+    rows = [plan.measure(count, streams) for count in plan.SIZES for streams in (1, 4, 16)]
+    report.show_plans(rows)
+    report.write(path, report.machine(), rows)
 
 
 if __name__ == "__main__":

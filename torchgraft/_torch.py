@@ -317,6 +317,24 @@ def control_flow() -> tuple[Any, ...]:
     return torch.ops.higher_order.cond, torch.ops.higher_order.while_loop, map_impl, scan_op
 
 
+def is_control_deps(target: Any) -> bool:
+    """Whether a call is how AOTAutograd ties a stream's event to data (2.11 to 2.13)."""
+    return is_higher_order(target) and getattr(target, "__name__", "") == "control_deps"
+
+
+@contextlib.contextmanager
+def replacements(gm: torch.fx.GraphModule) -> Iterator[dict[torch.fx.Node, str]]:
+    """Which node's uses went to which other node, by name, while passes edit a graph (2.11 to
+    2.13: FX keeps such hooks for torch.export)."""
+    found: dict[torch.fx.Node, str] = {}
+
+    def note(old: torch.fx.Node, new: str, user: torch.fx.Node) -> None:
+        found[old] = new
+
+    with gm._set_replace_hook(note):
+        yield found
+
+
 def is_functionalised(target: Any) -> bool:
     """Whether a call's target stands for a custom operator that writes its inputs."""
     higher = torch.ops.higher_order
@@ -538,66 +556,16 @@ def has_compiler() -> str | None:
 # --- TorchScript ---
 
 
-SCOPE = "torchgraft_scope"
-"""The attribute of a TorchScript node that names the modules it came from, where that is known."""
-
-
-def script_graph(script: Any) -> Any:
-    """A private copy of forward's graph with every call (and fork) inlined and shapes erased.
-
-    What comes from a submodule says so: `path=Class/path.path=Class`, in its attribute `SCOPE`.
-    """
+def script_graph(script: Any, prepare: Callable[[Any, Any], None]) -> Any:
+    """A private copy of forward's graph with every call (and fork) inlined and shapes erased;
+    `prepare` sees it first, with the module that it is of."""
     graph = script.graph.copy()
     if isinstance(script, torch.jit.ScriptModule):
-        _inline_methods(graph, script._c, "", "")
+        prepare(graph, script._c)
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_inline_fork_wait(graph)
     torch._C._jit_pass_erase_shape_information(graph)  # a trace's sizes must not become constants
     return graph
-
-
-def _inline_methods(graph: Any, module: Any, path: str, scope: str) -> None:
-    """Inline the calls of submodules' methods; each node that this brings in gets its scope."""
-    held = {next(graph.inputs()).unique(): (module, path, scope)}
-    for node in _script_nodes(graph):
-        owner = held.get(next(node.inputs()).unique()) if node.inputsSize() else None
-        if owner is None or node.kind() not in ("prim::GetAttr", "prim::CallMethod"):
-            continue
-        name = node.s("name")
-        if node.kind() == "prim::GetAttr":
-            value = script_attribute(owner[0], name)
-            if is_script_module(value):
-                inner = getattr(value, "_c", value)
-                where = f"{owner[1]}.{name}".strip(".")
-                text = f"{owner[2]}/{where}={_script_class(inner)}".strip("/")
-                held[node.output().unique()] = (inner, where, text)
-        elif owner[0]._has_method(name):
-            callee = owner[0]._get_method(name).graph.copy()
-            _inline_methods(callee, *owner)
-            for made in _script_nodes(callee):
-                if owner[2] and not made.hasAttribute(SCOPE):
-                    made.s_(SCOPE, owner[2])
-            with graph.insert_point_guard(node):
-                results = graph.insertGraph(callee, list(node.inputs()))
-            for old, new in zip(node.outputs(), results, strict=True):
-                old.replaceAllUsesWith(new)
-            node.destroy()
-
-
-def _script_nodes(block: Any) -> list[Any]:
-    """Every node of a TorchScript graph or block, outer ones first."""
-    found = []
-    for node in block.nodes():
-        found.append(node)
-        for inner in node.blocks():
-            found += _script_nodes(inner)
-    return found
-
-
-def _script_class(module: Any) -> str:
-    """The qualified name of the Python class that a ScriptModule was made of."""
-    parts = module._type().qualified_name().split(".")
-    return ".".join(p for p in parts if p != "__torch__" and not p.startswith("___torch_mangle"))
 
 
 def fold_script(graph: Any) -> None:

@@ -22,8 +22,9 @@ from torchgraft.fx import edit, meta, script
 from torchgraft.fx.capture import Capture, capture, from_exported
 from torchgraft.fx.load import load
 from torchgraft.inputs import Declared, declare
+from torchgraft.link import Role
 from torchgraft.plan import Plan
-from torchgraft.program import Program, Role, build
+from torchgraft.program import Program, build
 from torchgraft.report import Report
 from torchgraft.run import call as calls
 from torchgraft.signature import Signature, checked

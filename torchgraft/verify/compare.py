@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from torchgraft import _torch
+from torchgraft.fx import label
 from torchgraft.fx.dialect import is_random
 
 FACTOR = 8.0
@@ -65,6 +66,7 @@ def seeded(gm: GraphModule) -> GraphModule | None:
     Generated code draws other numbers than ATen does from one seed.
     """
     twin = GraphModule(gm, copy.deepcopy(gm.graph))
+    label.rebind(twin.graph)
     twin.meta.update(gm.meta)
     draws = collections.Counter[str]()
     for node in twin.graph.nodes:

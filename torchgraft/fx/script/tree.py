@@ -13,6 +13,7 @@ from torchgraft import _torch
 from torchgraft.errors import UnsupportedScript
 from torchgraft.fx import mark
 from torchgraft.fx.script.graph import Node, Value, frames_of, is_changed, walk
+from torchgraft.fx.script.inline import SCOPE
 
 Path = tuple[str, ...]
 
@@ -74,12 +75,12 @@ class Tree:
         return None if value is None else self.paths.get(value.unique())
 
     def scope_of(self, node: Node) -> str:
-        """The modules that a node comes from, as `path=Class/...`. A `with graft.fallback():` that
-        a trace went through is shown last."""
-        known = node.hasAttribute(_torch.SCOPE)
-        parts = list(filter(None, re.split("/", node.s(_torch.SCOPE) if known else "")))
+        """The modules that a node comes from, as `path=Class/...`. `with graft.fallback():` and
+        `with graft.stream(...):` that a trace went through are shown last."""
+        known = node.hasAttribute(SCOPE)
+        parts = node.s(SCOPE).split("/") if known else []
         safe = [re.sub(r"[^\w./=]", "?", part, flags=re.ASCII) for part in parts]
-        return "/".join([*safe, *[mark.SCOPE] * mark.in_source(frames_of(node))])
+        return "/".join([*safe, *mark.scopes_in_source(frames_of(node))])
 
     def is_written(self, node: Node) -> bool:
         """Whether the attribute that a node reads is also assigned somewhere."""

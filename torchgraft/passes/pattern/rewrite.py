@@ -281,7 +281,7 @@ def _inline(
 
 def _marks(place: Node) -> dict[str, Any]:
     """What a replacement takes over from a match: its line, modules, block and stream."""
-    keys = ("stack_trace", "nn_module_stack", "custom", "stream")
+    keys = ("stack_trace", "nn_module_stack", "custom", "stream", "after", "scope")
     return {key: place.meta[key] for key in keys if key in place.meta}
 
 
