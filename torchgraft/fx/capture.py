@@ -97,6 +97,9 @@ def _interpreted(gm: GraphModule) -> GraphModule:
         with traceback.preserve_node_meta():
             return Interpreter(self).run(*given.args)
 
+    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    full = signature.replace(parameters=[me, *signature.parameters.values()])
+    forward.__signature__ = full  # type: ignore[attr-defined]
     twin = copy.copy(gm)
     twin.__class__ = type(type(gm).__name__, (type(twin),), {"forward": forward})
     return twin

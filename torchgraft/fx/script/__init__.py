@@ -4,9 +4,9 @@ The source is generated from the IR, so `torch.export` and `torch.compile` trace
 somebody wrote. TorchScript is deprecated upstream; this package is all there is to remove.
 
 `graph` reads the IR, `inline` opens submodules, `tree` holds modules and weights, `branches` tells
-what control flow hangs on. The source comes from `writer` (names and expressions), `nodes` (structure
-and control flow), `operators` (by the `templates`, which call `runtime`) and `sizes` (a trace's
-wrapped numbers).
+what control flow hangs on. The source comes from `writer` (names and expressions), `nodes`
+(structure and control flow), `operators` (by the `templates`, which call `runtime`) and `sizes`
+(a trace's wrapped numbers).
 """
 
 from __future__ import annotations
