@@ -309,6 +309,15 @@ def is_higher_order(target: Any) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 
+@functools.cache
+def control_flow() -> tuple[Any, ...]:
+    """The operators that run graphs as they are given to them: any callables would do."""
+    from torch._higher_order_ops.map import map_impl
+    from torch._higher_order_ops.scan import scan_op
+
+    return torch.ops.higher_order.cond, torch.ops.higher_order.while_loop, map_impl, scan_op
+
+
 def is_control_deps(target: Any) -> bool:
     """Whether a call is how AOTAutograd ties a stream's event to data (2.11 to 2.13)."""
     return is_higher_order(target) and getattr(target, "__name__", "") == "control_deps"
@@ -334,6 +343,13 @@ def is_functionalised(target: Any) -> bool:
 
 
 # --- torch.compile and export ---
+
+
+def is_symbolic_tracing() -> bool:
+    """Whether `torch.fx.symbolic_trace` is running the code."""
+    from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+
+    return is_fx_symbolic_tracing()
 
 
 def aot_backend(
@@ -541,9 +557,12 @@ def has_compiler() -> str | None:
 # --- TorchScript ---
 
 
-def script_graph(script: Any) -> Any:
-    """A private copy of forward's graph with every call (and fork) inlined and shapes erased."""
+def script_graph(script: Any, prepare: Callable[[Any, Any], None]) -> Any:
+    """A private copy of forward's graph with every call (and fork) inlined and shapes erased;
+    `prepare` sees it first, with the module that it is of."""
     graph = script.graph.copy()
+    if isinstance(script, torch.jit.ScriptModule):
+        prepare(graph, script._c)
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_inline_fork_wait(graph)
     torch._C._jit_pass_erase_shape_information(graph)  # a trace's sizes must not become constants
@@ -603,6 +622,20 @@ def one_level() -> contextlib.AbstractContextManager[Any]:
 def in_forward_mode() -> bool:
     """Whether forward-mode derivatives (`torch.func.jvp`, `dual_level`) are being computed."""
     return torch.autograd.forward_ad._current_level >= 0
+
+
+def seeing(see: Callable[[Any], None]) -> contextlib.AbstractContextManager[Any]:
+    """Show `see` every operator that is called inside, before it runs."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seeing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            see(func)
+            return func(*args, **(kwargs or {}))
+
+    return Seeing()  # type: ignore[no-untyped-call]
 
 
 def drop_library(library: torch.library.Library) -> None:

@@ -55,6 +55,9 @@ class Config:
     """The same, after the built-in ones."""
     patterns: tuple[Pattern, ...] = ()
     """Patterns for this compile, after the registered ones."""
+    fusions: bool = True
+    """Use the fusions of `graft.fusions` that were measured to win (docs/patterns.md), in generated
+    code, where neither a converter nor `torch_executed_ops` asks for one of their operators."""
     registry: Registry | None = None
     """Where passes and patterns are looked up; None: the registry of the surrounding scope."""
     converters: tuple[Converter, ...] = ()
@@ -108,8 +111,15 @@ class Config:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UnknownName("mode", self.mode, MODES, where="Config.mode")
-        if not isinstance(self.freeze, bool):
-            raise BadValue("Config.freeze", self.freeze, "True or False")
+        for switch in (
+            "freeze",
+            "fusions",
+            "require_full_compilation",
+            "alias_outputs",
+            "merge_branches",
+        ):
+            if not isinstance(getattr(self, switch), bool):
+                raise BadValue(f"Config.{switch}", getattr(self, switch), "True or False")
         for field in ("pre_passes", "post_passes"):
             passes = getattr(self, field)
             if not isinstance(passes, (list, tuple)) or not all(map(callable, passes)):
@@ -122,12 +132,6 @@ class Config:
         object.__setattr__(self, "decompositions", MappingProxyType(dict(self.decompositions)))
         if self.verify not in VERIFY:
             raise UnknownName("check", self.verify, VERIFY, where="Config.verify")
-        if not isinstance(self.require_full_compilation, bool):
-            field = "Config.require_full_compilation"
-            raise BadValue(field, self.require_full_compilation, "True or False")
-        for field in ("alias_outputs", "merge_branches"):
-            if not isinstance(getattr(self, field), bool):
-                raise BadValue(f"Config.{field}", getattr(self, field), "True or False")
         if self.adversary is not None and type(self.adversary) is not int:
             raise BadValue("Config.adversary", self.adversary, "a whole number or None")
         more = self.stream_memory

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import operator
@@ -19,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node, traceback
 
 from torchgraft import _torch
 from torchgraft.errors import CannotCapture, Specialised, first_line
-from torchgraft.fx import dialect, meta
+from torchgraft.fx import dialect, mark, meta
 from torchgraft.inputs import Declared
 from torchgraft.signature import ConstSpec, Signature, Spec, TensorSpec
 
@@ -64,6 +65,8 @@ def capture(
 ) -> Capture:
     """Export a module (or a function) for one declared call, in our dialect."""
     module = model if isinstance(model, torch.nn.Module) else _Function(model)
+    if isinstance(module, GraphModule) and mark.is_marked(module):
+        module = _interpreted(module)
     # A dynamic size, or one computed from it (`x[1:]`), may be 0 or 1; do not assume it is not.
     dynamic = any(low != high for r in declared.ranges if r for low, high in r)
     with _torch.compiling(), _torch.size_oblivious(dynamic):
@@ -90,6 +93,24 @@ class _Function(torch.nn.Module):
             copied.__kwdefaults__ = fn.__kwdefaults__
         elif inspect.isbuiltin(fn):  # it has no signature, which torch.export asks for
             self.forward = lambda *args, **kwargs: fn(*args, **kwargs)
+
+
+def _interpreted(gm: GraphModule) -> GraphModule:
+    """The same module run node by node: what a trace makes of a node then keeps its marks."""
+    signature = inspect.signature(gm.forward)
+
+    def forward(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        with traceback.preserve_node_meta():
+            return Interpreter(self).run(*given.args)
+
+    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    full = signature.replace(parameters=[me, *signature.parameters.values()])
+    forward.__signature__ = full  # type: ignore[attr-defined]
+    twin = copy.copy(gm)
+    twin.__class__ = type(type(gm).__name__, (type(twin),), {"forward": forward})
+    return twin
 
 
 def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:

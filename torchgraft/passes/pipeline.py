@@ -7,7 +7,7 @@ import heapq
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,11 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft.config import Config
+from torchgraft.convert.define import candidates
 from torchgraft.errors import BadPass, BadValue, GraftError, PassFailed, PassOrder, UnknownName
 from torchgraft.fx import label, meta
 from torchgraft.fx.label import Labels
-from torchgraft.passes import builtin
+from torchgraft.passes import builtin, fusions
 from torchgraft.passes.history import Change, History
 from torchgraft.passes.merge import merge_branches
 from torchgraft.passes.pattern.define import STAGE, Pattern
@@ -47,8 +48,12 @@ BUILTIN = tuple(
 )
 
 
-def passes_for(config: Config) -> list[Entry]:
-    """Every pass and pattern that a compile with this config runs, in order."""
+def passes_for(config: Config, present: Collection[Any] = ()) -> list[Entry]:
+    """Every pass and pattern that a compile with this config runs, in order.
+
+    `present` are the operators of the graph: fusions that are on by default come in where the
+    graph has what they look for.
+    """
     registry = config.registry if config.registry is not None else current()
     for given in config.patterns:
         if not isinstance(given, Pattern):
@@ -61,7 +66,20 @@ def passes_for(config: Config) -> list[Entry]:
         *config.patterns,
         *(as_pass(fn, "post") for fn in config.post_passes),
     ]
-    return ordered(_distinct(passes))
+    return ordered([*_distinct(passes), *_fusions(config, present, {one.name for one in passes})])
+
+
+def _fusions(config: Config, present: Collection[Any], taken: Collection[str]) -> list[Pattern]:
+    """The fusions that are on by default and may fire. They leave operators to converters and to
+    `torch_executed_ops`, and step back for a user's pattern of the same name."""
+    if not config.fusions or config.mode == "eager" or config.torch_executed_ops:
+        return []
+    wanted = candidates(config)
+    return [
+        one
+        for one, needs in fusions.DEFAULT.items()
+        if all(op in present and op not in wanted for op in needs) and one.name not in taken
+    ]
 
 
 def _distinct(passes: Iterable[Entry]) -> list[Entry]:
@@ -154,15 +172,16 @@ def run(
     labels = labels if labels is not None else Labels()
     label.label(gm, labels)
     with _torch.replacements(gm) as replaced:
-        for spec in passes_for(config):
+        for spec in passes_for(config, {node.target for node in gm.graph.nodes}):
             replaced.clear()
             if watch is not None:
                 watch.before(gm)
             if isinstance(spec, Pattern):
                 index = index or Index(gm)
                 step, change = _run_pattern(spec, index, config, watch, replaced)
-                steps.append(step)
-                index = None if steps[-1].hits and spec.replacement is not None else index
+                if step.hits or spec not in fusions.DEFAULT:  # nobody asked for those
+                    steps.append(step)
+                index = None if step.hits and spec.replacement is not None else index
             else:
                 step, change = _run_one(spec, gm, example_inputs, config, watch, replaced)
                 steps.append(step)
