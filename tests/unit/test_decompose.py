@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 
 import torchgraft as graft
 from torchgraft import _torch
-from torchgraft.codegen.decompose import decompose
+from torchgraft.fx.decompose import decompose
 from torchgraft.fx import meta
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from torchgraft import _torch
-from torchgraft.codegen.decompose import decompose
+from torchgraft.fx.decompose import decompose
 from torchgraft.config import Config
 
 log = logging.getLogger("torchgraft")

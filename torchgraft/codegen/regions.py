@@ -230,7 +230,7 @@ def extract(gm: GraphModule, unit: Unit) -> tuple[GraphModule, list[Node], list[
                 env[used].meta = dict(used.meta)
         env[node] = graph.node_copy(node, env.__getitem__)
     graph.output(tuple(env[n] for n in outputs))
-    return GraphModule(root, graph), list(inputs), outputs
+    return _torch.graph_module(root, graph), list(inputs), outputs
 
 
 def _missing_symbols(gm: GraphModule, unit: Unit, inputs: list[Node]) -> list[Node]:

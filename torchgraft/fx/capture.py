@@ -23,6 +23,7 @@ from torch.fx import Graph, GraphModule, Node
 from torchgraft import _torch
 from torchgraft.errors import CannotCapture, Specialised, first_line
 from torchgraft.fx import dialect, meta
+from torchgraft.fx.decompose import Parts, inline, parts_of
 from torchgraft.inputs import Declared
 from torchgraft.signature import ConstSpec, Signature, Spec, TensorSpec
 
@@ -130,17 +131,24 @@ def from_exported(
 
     Operators in `keep` are not decomposed.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        core = exported.run_decompositions(dialect.export_decompositions(keep))
-    return _Unlift(core, freeze, declared).run()
+    table = dialect.export_decompositions(keep)
+    # A composite operator to keep may lie inside another one, where only torch.export can keep it.
+    nested = any(map(_torch.is_composite, keep))
+    parts = None if nested else parts_of(exported.graph, table)
+    if parts is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exported = exported.run_decompositions(table)
+    return _Unlift(exported, freeze, declared, parts or {}).run()
 
 
 class _Unlift:
     """Copies an exported graph: weights become constants or states, mutations become `copy_`."""
 
-    def __init__(self, exported: ExportedProgram, freeze: bool, declared: Declared | None) -> None:
-        self.exported, self.freeze, self.declared = exported, freeze, declared
+    def __init__(
+        self, exported: ExportedProgram, freeze: bool, declared: Declared | None, parts: Parts
+    ) -> None:
+        self.exported, self.freeze, self.declared, self.parts = exported, freeze, declared, parts
         self.signature = exported.graph_signature
         self.root = torch.nn.Module()
         self.graph = Graph()
@@ -182,6 +190,12 @@ class _Unlift:
         # The weights are the module's own still; what is left of them in the end is copied.
         weights = [getattr(self.root, weight.attribute) for weight in self.weights.values()]
         gm.meta["borrowed"] = meta.addresses(weights)
+        inline(gm, {self.env[node]: part for node, part in self.parts.items()}, mode)
+        gm.graph.eliminate_dead_code()
+        held = {str(node.target): node for node in gm.graph.find_nodes(op="get_attr")}
+        self.constants |= {  # what decompositions made
+            name: getattr(gm, name) for name, node in held.items() if "weight" not in node.meta
+        }
         dialect.canonicalise(gm)
         if self.declared is not None:
             _check_dynamic(specs, self.declared, gm)
