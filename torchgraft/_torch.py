@@ -216,22 +216,24 @@ def evaluate(expr: Any, sizes: tuple[tuple[str, int], ...]) -> Any:
 # --- The dialect ---
 
 
+def _core() -> dict[Any, Callable[..., Any]]:
+    """Core ATen's decompositions, less composite operators: those come apart by themselves."""
+    from torch._decomp import _core_aten_decompositions_post_autograd
+
+    return _core_aten_decompositions_post_autograd()
+
+
 @functools.cache
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
     """Core ATen's decompositions, less those that Inductor declines (it has something better)."""
-    from torch._decomp import core_aten_decompositions
-
     generator = inductor_decompositions()
-    core = core_aten_decompositions()
-    return {op: core[op] for op in list(core) if op in generator}
+    return {op: body for op, body in _core().items() if op in generator}
 
 
 @functools.cache
 def declined_decompositions() -> frozenset[Any]:
     """What core ATen would decompose and Inductor would not."""
-    from torch._decomp import core_aten_decompositions
-
-    return frozenset(core_aten_decompositions()) - core_decompositions().keys()
+    return frozenset(_core()) - core_decompositions().keys()
 
 
 @functools.cache

@@ -131,14 +131,13 @@ def from_exported(
 
     Operators in `keep` are not decomposed.
     """
-    table = dialect.export_decompositions(keep)
     # A composite operator to keep may lie inside another one, where only torch.export can keep it.
     nested = any(map(_torch.is_composite, keep))
-    parts = None if nested else parts_of(exported.graph, table)
+    parts = None if nested else parts_of(exported.graph, dialect.decompositions(keep))
     if parts is None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            exported = exported.run_decompositions(table)
+            exported = exported.run_decompositions(dialect.export_decompositions(keep))
     return _Unlift(exported, freeze, declared, parts or {}).run()
 
 
