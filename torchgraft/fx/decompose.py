@@ -79,7 +79,9 @@ def _stands_for(part: GraphModule, node: Node) -> bool:
     """Whether parts give what their call gave, and hide no write that its schema keeps quiet about
     (`batch_norm` updates its statistics)."""
     [result] = (n.args[0] for n in part.graph.find_nodes(op="output"))
-    return meta.alike(meta.value(result), node.meta["val"]) and all(map(_is_plain, part.graph.nodes))
+    return meta.alike(meta.value(result), node.meta["val"]) and all(
+        map(_is_plain, part.graph.nodes)
+    )
 
 
 def _marked(traced: GraphModule, source: GraphModule) -> GraphModule:
