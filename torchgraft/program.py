@@ -23,7 +23,7 @@ from torchgraft.codegen.regions import ATEN, GENERATED, KERNEL, Place, Unit
 from torchgraft.config import Config
 from torchgraft.convert.run import convert, unheard
 from torchgraft.errors import NotCompiled, ResultChanged, first_line
-from torchgraft.fx import dialect, meta
+from torchgraft.fx import alias, dialect, meta
 from torchgraft.fx.edit import target_name
 from torchgraft.fx.mark import in_fallback
 from torchgraft.passes import pipeline
@@ -108,6 +108,7 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
     report.notes += unheard(gm, config)
     report.conversions = _convert(gm, config, watch)
     regions.keep_old(gm)
+    alias.copy_constants(gm)
     meta.drop_unused(gm)
     gm.recompile()
     report.seconds["passes"] = time.perf_counter() - start

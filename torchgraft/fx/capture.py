@@ -57,6 +57,17 @@ class Weight:
 def capture(model: Any, declared: Declared, *, freeze: bool, keep: Collection[Any] = ()) -> Capture:
     """Export a module (or a function) for one declared call, in our dialect."""
     module = model if isinstance(model, torch.nn.Module) else _Function(model)
+    for name, leaf in zip(
+        declared.names, _torch.flatten((declared.args, declared.kwargs))[0], strict=True
+    ):
+        if isinstance(leaf, Tensor) and leaf.is_nested:
+            raise CannotCapture(
+                _title(module),
+                f"input {name!r} is a nested tensor",
+                None,
+                "Pad it (torch.nested.to_padded_tensor), or use torch.compile(model, "
+                "backend='torchgraft').",
+            )
     # A dynamic size, or one computed from it (`x[1:]`), may be 0 or 1; do not assume it is not.
     dynamic = any(low != high for r in declared.ranges if r for low, high in r)
     with _torch.compiling(), _torch.size_oblivious(dynamic):
@@ -97,11 +108,14 @@ def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
                 strict=False,
             )
     except Exception as error:
-        name = module.name if isinstance(module, _Function) else type(module).__name__
-        raise _cannot(name, error) from error
+        raise _cannot(_title(module), error, declared) from error
 
 
-def _cannot(program: str, error: Exception) -> CannotCapture:
+def _title(module: torch.nn.Module) -> str:
+    return module.name if isinstance(module, _Function) else type(module).__name__
+
+
+def _cannot(program: str, error: Exception, declared: Declared) -> CannotCapture:
     trace = error.__traceback__
     line = None
     while trace is not None:
@@ -117,6 +131,11 @@ def _cannot(program: str, error: Exception) -> CannotCapture:
         else "See the chained exception; torch.compile(model, backend='torchgraft') takes more "
         "programs, because it may leave part of one in Python."
     )
+    if "size of tensor" in str(error) and (traced := declared.traced_sizes()):
+        fix = (
+            f"It was traced with {traced}. Where a program ties sizes together, declare sizes to "
+            f"trace with that fit: graft.Input(min_shape=..., max_shape=..., example=...)."
+        )
     return CannotCapture(program, first_line(error), line, fix)
 
 
@@ -222,10 +241,9 @@ class _Unlift:
             static = all(isinstance(s, int) for s in sizes)
             stride = tuple(value.stride()) if static and not value.is_contiguous() else None
             written = spec.arg.name in self.written
-            layout = _torch.format_of(value) if not static else torch.contiguous_format
-            specs.append(
-                TensorSpec(name, sizes, value.dtype, value.device, stride, written, layout)
-            )
+            format = _torch.format_of(value) if not static else torch.contiguous_format
+            kind = (value.dtype, value.device, stride, written, format, value.layout)
+            specs.append(TensorSpec(name, sizes, *kind))
         return specs
 
     def _weights(self) -> None:

@@ -119,7 +119,10 @@ def _trace(node: Node, table: Table) -> GraphModule:
         args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
-    return _torch.retrace(call, [n.meta["val"] for n in used], table)
+    # Not what needs a gradient: `matmul` comes apart otherwise where a weight does.
+    values = [n.meta["val"] for n in used]
+    fakes = [v.detach() if isinstance(v, Tensor) and v.requires_grad else v for v in values]
+    return _torch.retrace(call, fakes, table)
 
 
 def _key(node: Node) -> str:
@@ -130,7 +133,7 @@ def _key(node: Node) -> str:
         value, which = used_node.meta["val"], used.index(used_node)
         if not isinstance(value, Tensor):
             return f"{which} {value!r}"
-        kinds = (value.dtype, value.device, value.layout, value.requires_grad)
+        kinds = (value.dtype, value.device, value.layout)
         return f"{which} {tuple(value.shape)} {value.stride()} {kinds}"
 
     return repr((node.target, map_arg((node.args, node.kwargs), kind)))

@@ -144,7 +144,7 @@ def _run_one(
     watch: Watch | None,
 ) -> Step:
     before, start = meta.snapshot(gm.graph), time.perf_counter()
-    outputs = len(meta.outputs_of(gm))
+    outputs = meta.output_values(gm)
     if spec.stage != "built-in":
         gm.recompile()  # so that gm.code and gm(...) show and run the graph as it is
     try:
@@ -159,7 +159,7 @@ def _run_one(
 def _run_pattern(spec: Pattern, index: Index, config: Config, watch: Watch | None) -> Step:
     gm, start = index.gm, time.perf_counter()
     before: meta.Snapshot = {}
-    outputs = len(meta.outputs_of(gm))
+    outputs = meta.output_values(gm)
     try:
         outcome = apply(spec, index, config, lambda: before.update(meta.snapshot(gm.graph)))
     except GraftError:
@@ -179,14 +179,16 @@ def _finish(
     spec: Entry,
     gm: GraphModule,
     before: meta.Snapshot,
-    outputs: int,
+    outputs: Sequence[Any],
     start: float,
     watch: Watch | None,
 ) -> Step:
     """Check the graph that a pass or a pattern left, clean it, and say what changed."""
     inputs = sum(node.op == "placeholder" for node in before)
-    meta.check(gm, spec.name, inputs, outputs)
+    meta.check(gm, spec.name, inputs, len(outputs), before)
     meta.refresh(gm, before, spec.name)
+    if not getattr(spec, "changes_type", False):  # a pattern may say that it is on purpose
+        meta.check_outputs(gm, spec.name, outputs)
     dead_code(gm, (), Config())
     after = set(gm.graph.nodes)
     kind = "pattern" if isinstance(spec, Pattern) else "pass"
