@@ -18,12 +18,13 @@ from torchgraft.backend import backend
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
 from torchgraft.errors import BadValue, NotCopied, NotYet, WeightMismatch
-from torchgraft.fx import alias, edit, meta, script
+from torchgraft.fx import edit, meta, returned, script
 from torchgraft.fx.capture import Capture, capture, from_exported
 from torchgraft.fx.load import load
 from torchgraft.inputs import Declared, declare
+from torchgraft.link import Role
 from torchgraft.plan import Plan
-from torchgraft.program import Program, Role, build
+from torchgraft.program import Program, build
 from torchgraft.report import Report
 from torchgraft.run import call as calls
 from torchgraft.signature import Signature, checked
@@ -124,7 +125,7 @@ class Compiled:
                 _guarded(source, gm_meta),
                 program.run,
                 list(source.states.values()),
-                alias.views_of_inputs(program.gm),
+                returned.views_of_inputs(program.gm),
             )
             for (_, gm_meta, source), program in zip(self._sources, programs, strict=True)
         ]
