@@ -125,7 +125,7 @@ class Compiled:
                 _guarded(source, gm_meta),
                 program.run,
                 list(source.states.values()),
-                returned.views_of_inputs(program.gm),
+                returned.views_of_inputs(program.gm, len(source.states)),
             )
             for (_, gm_meta, source), program in zip(self._sources, programs, strict=True)
         ]

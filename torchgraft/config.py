@@ -55,6 +55,9 @@ class Config:
     """Fewer nodes than this in a region: they run on ATen."""
     require_full_compilation: bool = False
     """Raise `NotCompiled`, with every culprit, where a node would run on ATen."""
+    merge_branches: bool = True
+    """Compute parallel branches of one shape with frozen weights (experts, towers, embedding
+    tables) as one, where their products are small."""
     stream_memory: float = 1.1
     """How much more memory a plan over several streams may keep alive than the same plan on one:
     beyond it, streams wait for each other. `float("inf")`: never wait for memory."""
@@ -88,8 +91,9 @@ class Config:
         if not isinstance(self.require_full_compilation, bool):
             field = "Config.require_full_compilation"
             raise BadValue(field, self.require_full_compilation, "True or False")
-        if not isinstance(self.alias_outputs, bool):
-            raise BadValue("Config.alias_outputs", self.alias_outputs, "True or False")
+        for field in ("alias_outputs", "merge_branches"):
+            if not isinstance(getattr(self, field), bool):
+                raise BadValue(f"Config.{field}", getattr(self, field), "True or False")
         if self.adversary is not None and type(self.adversary) is not int:
             raise BadValue("Config.adversary", self.adversary, "a whole number or None")
         more = self.stream_memory

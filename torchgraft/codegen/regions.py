@@ -117,7 +117,7 @@ def keep_old(gm: GraphModule) -> None:
             with gm.graph.inserting_after(last):
                 saved = gm.graph.call_function(aten.clone.default, (source,))
             saved.meta["val"] = meta.compute(gm, saved)
-            saved.meta["pinned"] = "the old value of an input that is written"
+            saved.meta["copy"] = "the old value of an input that is written"
             user.replace_input_with(source, saved)
         written.add(write.args[0])
 

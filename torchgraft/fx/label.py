@@ -366,7 +366,7 @@ def sort(gm: GraphModule) -> None:
 def _in_order(nodes: list[Node]) -> bool:
     seen: set[Node] = set()
     for node in nodes:
-        if not seen.issuperset(node.meta.get("after", ())):
+        if not seen.issuperset((*node.all_input_nodes, *node.meta.get("after", ()))):
             return False
         seen.add(node)
     return True

@@ -23,7 +23,7 @@ def copy_constants(gm: GraphModule) -> None:
     """Return copies of weights and constants, in place: a caller who writes to an output must not
     write to the program. Outputs that share memory share it still.
 
-    The copies are pinned to ATen; a generator would fold them into constants again.
+    Copies are launched as themselves; a generator would fold them into constants again.
     """
     constant: set[Node] = set()
     for node in gm.graph.nodes:
@@ -44,7 +44,7 @@ def copy_constants(gm: GraphModule) -> None:
                     new = gm.graph.call_function(torch.ops.aten.clone.default, (node,))
             meta.inherit(new, node)
             new.meta["val"] = meta.compute(gm, new)
-            new.meta["pinned"] = "a constant is returned as a copy"
+            new.meta["copy"] = "a constant is returned as a copy"
             made[node] = new
         return made[node]
 
@@ -55,16 +55,17 @@ def copy_constants(gm: GraphModule) -> None:
     output.args = (map_arg(output.args[0], own),)
 
 
-def views_of_inputs(gm: GraphModule) -> dict[int, tuple[int, View]]:
+def views_of_inputs(gm: GraphModule, states: int) -> dict[int, tuple[int, View]]:
     """The outputs that are an input or a view of one: the input's number, and what makes the output
-    from all inputs."""
-    inputs = gm.graph.find_nodes(op="placeholder")
+    from all inputs. The last placeholders are states, not inputs."""
+    placeholders = list(gm.graph.find_nodes(op="placeholder"))
+    inputs = placeholders[: len(placeholders) - states]
     views: dict[int, tuple[int, View]] = {}
     for i, node in enumerate(meta.outputs_of(gm)):
         root = node
         while isinstance(root, Node) and (source := _viewed(root)) is not None:
             root = source
-        if isinstance(root, Node) and root.op == "placeholder":
+        if root in inputs:
             views[i] = (inputs.index(root), functools.partial(_replay, gm, node))
     return views
 
@@ -78,8 +79,7 @@ def _viewed(node: Node) -> Node | None:
 
 
 def _replay(gm: GraphModule, node: Node, *inputs: Any) -> Any:
-    """The value of one node, computed on ATen from the inputs (those after the given are not
-    needed for it)."""
+    """The value of one node, computed on ATen from the inputs alone."""
     graph, env = Graph(), {}
     for placeholder, _ in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=False):
         env[placeholder] = graph.placeholder(placeholder.name)

@@ -17,7 +17,8 @@ from torchgraft.config import Config
 from torchgraft.errors import BadPass, BadValue, GraftError, PassFailed, PassOrder, UnknownName
 from torchgraft.fx import label, meta
 from torchgraft.fx.label import Labels
-from torchgraft.passes.builtin import BUILTIN, dead_code
+from torchgraft.passes import builtin
+from torchgraft.passes.merge import merge_branches
 from torchgraft.passes.pattern.define import STAGE, Pattern
 from torchgraft.passes.pattern.rewrite import apply
 from torchgraft.passes.pattern.search import Index
@@ -27,6 +28,19 @@ from torchgraft.report import Step
 
 if TYPE_CHECKING:
     from torchgraft.verify.watch import Watch
+
+
+BUILTIN = tuple(
+    Pass(fn.__name__, "built-in", fn)
+    for fn in (
+        builtin.remove_noops,
+        builtin.dead_code,
+        builtin.common_subexpressions,
+        builtin.fold_constants,
+        merge_branches,
+        builtin.view_to_reshape,
+    )
+)
 
 
 def passes_for(config: Config) -> list[Entry]:
@@ -212,7 +226,7 @@ def _finish(
     meta.refresh(gm, before, spec.name)
     if not getattr(spec, "changes_type", False):  # a pattern may say that it is on purpose
         meta.check_outputs(gm, spec.name, outputs)
-    dead_code(gm, (), Config())
+    builtin.dead_code(gm, (), Config())
     after = set(gm.graph.nodes)
     kind = "pattern" if isinstance(spec, Pattern) else "pass"
     if watch is not None and watch.after(gm, f"{kind} {spec.name!r} ({spec.where})") is not None:
