@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 Flat = Callable[[list[Any]], Sequence[Any]]
@@ -217,14 +217,24 @@ def evaluate(expr: Any, sizes: tuple[tuple[str, int], ...]) -> Any:
 # --- The dialect ---
 
 
+def _core() -> dict[Any, Callable[..., Any]]:
+    """Core ATen's decompositions, less composite operators: those come apart by themselves."""
+    from torch._decomp import _core_aten_decompositions_post_autograd
+
+    return _core_aten_decompositions_post_autograd()
+
+
 @functools.cache
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
     """Core ATen's decompositions, less those that Inductor declines (it has something better)."""
-    from torch._decomp import core_aten_decompositions
-
     generator = inductor_decompositions()
-    core = core_aten_decompositions()
-    return {op: core[op] for op in list(core) if op in generator}
+    return {op: body for op, body in _core().items() if op in generator}
+
+
+@functools.cache
+def declined_decompositions() -> frozenset[Any]:
+    """What core ATen would decompose and Inductor would not."""
+    return frozenset(_core()) - core_decompositions().keys()
 
 
 @functools.cache
@@ -239,24 +249,36 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
 def export_decompositions() -> dict[Any, Callable[..., Any]]:
     """`core_decompositions` for `ExportedProgram.run_decompositions`, which wants the bodies of
     composite operators (`linear`, `matmul`, …) in the table, too."""
-    from torch._decomp import core_aten_decompositions
-
     table = torch.export.default_decompositions()
-    keep = core_decompositions()
-    for op in list(core_aten_decompositions()):
-        if op not in keep:
-            table.pop(op, None)  # type: ignore[no-untyped-call]
+    for op in declined_decompositions():
+        table.pop(op, None)  # type: ignore[no-untyped-call]
     return dict(table.items())  # type: ignore[no-untyped-call]
+
+
+def graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:
+    """A GraphModule whose Python code is written when somebody asks for it, as Inductor has them:
+    code costs as much as a pass, and a graph that is compiled further never runs it."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule(root, graph)
+
+
+def _lazily() -> contextlib.AbstractContextManager[None]:
+    """Make `graph_module`s only, whoever makes them."""
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+    return _use_lazy_graph_module(True)
 
 
 def retrace(
     fn: Callable[..., Any], inputs: Sequence[Any], table: Mapping[Any, Callable[..., Any]]
 ) -> GraphModule:
     """Trace `fn` on fake inputs, decomposing by `table`."""
+    from torch._dispatch.python import enable_python_dispatcher
     from torch.fx.experimental.proxy_tensor import make_fx
 
     mode = fake_mode_of(inputs)
-    with faking(mode):
+    with faking(mode), enable_python_dispatcher(), _lazily():
         return make_fx(fn, decomposition_table=dict(table))(*inputs)
 
 
@@ -291,6 +313,11 @@ def _silent(logger: str) -> Iterator[None]:
 def is_op(target: Any) -> bool:
     """Whether a call's target is an operator of torch's registry."""
     return isinstance(target, torch._ops.OpOverload)
+
+
+def is_composite(target: Any) -> bool:
+    """Whether an operator is made of others before autograd sees it (`linear`, `matmul`, …)."""
+    return is_op(target) and target._can_decompose()
 
 
 def is_packet(target: Any) -> bool:
@@ -470,7 +497,7 @@ def inductor_compile(
     mode = fake_mode_of(inputs)
     frozen = is_inference and any("weight" in node.meta for node in gm.graph.nodes)
     settings = {"freezing": True, "freezing_discard_parameters": False} if frozen else {}
-    with config.patch({**settings, **options}), tracing(TracingContext(mode)):
+    with config.patch({**settings, **options}), tracing(TracingContext(mode)), _lazily():
         if is_inference:
             gm = _joint_passes(gm, inputs)
         extra: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from torchgraft.backend import backend
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
 from torchgraft.errors import BadValue, NotCopied, NotYet, WeightMismatch
-from torchgraft.fx import edit, meta, script
+from torchgraft.fx import edit, meta, returned, script
 from torchgraft.fx.capture import Capture, capture, from_exported
 from torchgraft.fx.load import load
 from torchgraft.inputs import Declared, declare
@@ -124,7 +124,12 @@ class Compiled:
     def _link(self, programs: list[Program]) -> None:
         self._programs = programs
         bound = [
-            calls.Call(_guarded(source, gm_meta), program.run, list(source.states.values()))
+            calls.Call(
+                _guarded(source, gm_meta),
+                program.run,
+                list(source.states.values()),
+                returned.views_of_inputs(program.gm, len(source.states)),
+            )
             for (_, gm_meta, source), program in zip(self._sources, programs, strict=True)
         ]
         self._call = calls.make(bound)

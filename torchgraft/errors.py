@@ -20,15 +20,22 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names) or "none"
 
 
+_LISTED, _NEAREST = 40, 5  # so many names are shown; of more, so many that look alike
+
+
 class UnknownName(GraftError):
     """A name in a config, a stage, an option or a pass order that nothing answers to."""
 
     def __init__(self, kind: str, name: object, known: Iterable[str], where: str = "") -> None:
         self.kind, self.name, self.known = kind, name, tuple(sorted(known))
-        near = difflib.get_close_matches(str(name), self.known, n=1)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
+        near = difflib.get_close_matches(str(name), self.known, n=_NEAREST)
         prefix = f"{where}: " if where else ""
-        super().__init__(f"{prefix}unknown {kind} {name!r}. {hint}Known: {_list(self.known)}.")
+        if len(self.known) <= _LISTED:
+            hint = f"Did you mean {near[0]!r}? " if near else ""
+            said = f"{hint}Known: {_list(self.known)}."
+        else:
+            said = f"Nearest of {len(self.known)}: {_list(near)}."
+        super().__init__(f"{prefix}unknown {kind} {name!r}. {said}")
 
 
 class BadValue(GraftError):
@@ -42,8 +49,11 @@ class BadValue(GraftError):
 class InputMismatch(GraftError):
     """A call does not fit the inputs that the program was compiled for."""
 
-    def __init__(self, name: str, declared: str, got: str, fix: str) -> None:
+    def __init__(
+        self, name: str, declared: str, got: str, fix: str, *, is_size: bool = False
+    ) -> None:
         self.name, self.declared, self.got, self.fix = name, declared, got, fix
+        self.is_size = is_size  # another size would fit: another gear might
         super().__init__(f"input {name!r}: declared {declared}, got {got}.\n{fix}")
 
 

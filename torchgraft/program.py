@@ -19,7 +19,7 @@ from torchgraft.codegen import regions
 from torchgraft.config import Config
 from torchgraft.convert.run import convert, unheard
 from torchgraft.errors import NotCompiled, ResultChanged, UnorderedUse
-from torchgraft.fx import label, meta, race
+from torchgraft.fx import label, meta, race, returned
 from torchgraft.link import Linker, Role
 from torchgraft.passes import pipeline
 from torchgraft.passes.history import Change, History
@@ -111,6 +111,7 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
     before = meta.snapshot(gm.graph)
     report.conversions = _convert(gm, config, watch)
     regions.keep_old(gm)
+    returned.copy_constants(gm)
     history.add(Change.since(before, gm, "converters"), gm)
     meta.drop_unused(gm)
     gm.recompile()

@@ -25,6 +25,7 @@ aten = torch.ops.aten
 _ALIASES = {
     aten.alias.default,
     aten.detach.default,
+    aten.detach_.default,
     aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
     aten.lift.default,

@@ -106,6 +106,8 @@ def fold_constants(gm: GraphModule, example_inputs: Sequence[Any], config: Confi
     for node in list(gm.graph.nodes):
         if not is_pure(node) or not node.all_input_nodes:
             continue
+        if is_view(node) and reaches_output(node):  # of the copy that the caller gets
+            continue
         if any(used.op != "get_attr" for used in node.all_input_nodes):
             continue
         held = {n: meta.attribute(gm, str(n.target)) for n in node.all_input_nodes}

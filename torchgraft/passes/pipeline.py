@@ -213,7 +213,7 @@ def _run_one(
     replaced: dict[Node, str],
 ) -> tuple[Step, Change]:
     before, start = meta.snapshot(gm.graph), time.perf_counter()
-    outputs = len(meta.outputs_of(gm))
+    outputs = meta.output_values(gm)
     if spec.stage != "built-in":
         gm.recompile()  # so that gm.code and gm(...) show and run the graph as it is
     try:
@@ -234,7 +234,7 @@ def _run_pattern(
 ) -> tuple[Step, Change]:
     gm, start = index.gm, time.perf_counter()
     before: meta.Snapshot = {}
-    outputs = len(meta.outputs_of(gm))
+    outputs = meta.output_values(gm)
     try:
         outcome = apply(spec, index, config, lambda: before.update(meta.snapshot(gm.graph)))
     except GraftError:
@@ -255,17 +255,19 @@ def _finish(
     spec: Entry,
     gm: GraphModule,
     before: meta.Snapshot,
-    outputs: int,
+    outputs: Sequence[Any],
     start: float,
     watch: Watch | None,
     replaced: dict[Node, str],
 ) -> tuple[Step, Change]:
     """Check the graph that a pass or a pattern left, clean it, and say what changed."""
     inputs = sum(node.op == "placeholder" for node in before)
-    meta.check(gm, spec.name, inputs, outputs)
+    meta.check(gm, spec.name, inputs, len(outputs), before)
     label.settle(gm, replaced, before)
     label.sort(gm)
     meta.refresh(gm, before, spec.name)
+    if not getattr(spec, "changes_type", False):  # a pattern may say that it is on purpose
+        meta.check_outputs(gm, spec.name, outputs)
     builtin.dead_code(gm, (), Config())
     change = Change.since(before, gm, spec.name)
     kind = "pattern" if isinstance(spec, Pattern) else "pass"
