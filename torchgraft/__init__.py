@@ -15,6 +15,7 @@ from torchgraft.inspect import logs
 from torchgraft.op.check import check
 from torchgraft.op.declare import load_prototypes
 from torchgraft.op.define import Op, op
+from torchgraft.op.load import load_ops
 from torchgraft.op.samples import Make
 from torchgraft.passes import fusions
 from torchgraft.passes.pattern.define import pattern
@@ -55,6 +56,7 @@ __all__ = [
     "fallback",
     "fusions",
     "fx_pass",
+    "load_ops",
     "load_prototypes",
     "op",
     "pattern",

@@ -18,7 +18,7 @@ from torchgraft.backend import backend
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
 from torchgraft.errors import BadValue, NotCopied, NotYet, WeightMismatch
-from torchgraft.fx import edit, meta, script
+from torchgraft.fx import edit, meta, returned, script
 from torchgraft.fx.capture import Capture, capture, from_exported
 from torchgraft.fx.load import load
 from torchgraft.inputs import Declared, declare
@@ -64,9 +64,9 @@ def compile(
     config = Config.given(config).replace(**fields)
     if isinstance(model, (str, os.PathLike)):
         model = load(model)
-    name = _name(model)
+    name, own = _name(model), config.decompositions
     if isinstance(model, ExportedProgram):
-        taken = from_exported(model, freeze=config.freeze, keep=candidates(config))
+        taken = from_exported(model, freeze=config.freeze, keep=candidates(config), own=own)
         if config.verify != "off" and model.example_inputs is not None:
             _samples(taken, _torch.flatten(model.example_inputs)[0])
         return Compiled(name, "export", [taken], config)
@@ -83,7 +83,7 @@ def compile(
     if branches:
         return Partial(name, model, declared, config, translated.branches)
     keep = candidates(config)
-    captures = [capture(model, one, freeze=config.freeze, keep=keep) for one in declared]
+    captures = [capture(model, one, freeze=config.freeze, keep=keep, own=own) for one in declared]
     if config.verify != "off":
         for taken, one in zip(captures, declared, strict=True):
             leaves = _torch.flatten((one.args, one.kwargs))[0]
@@ -124,7 +124,12 @@ class Compiled:
     def _link(self, programs: list[Program]) -> None:
         self._programs = programs
         bound = [
-            calls.Call(_guarded(source, gm_meta), program.run, list(source.states.values()))
+            calls.Call(
+                _guarded(source, gm_meta),
+                program.run,
+                list(source.states.values()),
+                returned.views_of_inputs(program.gm, len(source.states)),
+            )
             for (_, gm_meta, source), program in zip(self._sources, programs, strict=True)
         ]
         self._call = calls.make(bound)

@@ -127,7 +127,7 @@ class Linker:
     def _control_flow(self) -> dict[Node, Place]:
         """Where branches and loops run: each branch is compiled, a program of its own."""
         places: dict[Node, Place] = {}
-        for target in (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop):
+        for target in _torch.control_flow():
             for node in self.gm.graph.find_nodes(op="call_function", target=target):
                 if self.config.mode == "eager" or in_fallback(node):
                     continue
@@ -168,8 +168,14 @@ class Linker:
         self.report.conversions += report.conversions
         self.report.notes += [f"{target}: {note}" for note in report.notes]
 
+        # A loop may slice what it loops over; its body was traced with dense slices.
+        with _torch.quiet_guards(gm.meta["fake_mode"]):
+            inputs = meta.inputs_of(gm)
+            dense = [isinstance(value, Tensor) and value.is_contiguous() for value in inputs]
+
         def branch(*operands: Any) -> Any:
-            outputs = run(list(operands))
+            pairs = zip(operands, dense, strict=True)
+            outputs = run([operand.contiguous() if made else operand for operand, made in pairs])
             return outputs[0] if single else tuple(outputs)
 
         self.branches[target] = branch

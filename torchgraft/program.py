@@ -19,7 +19,7 @@ from torchgraft.codegen import regions
 from torchgraft.config import Config
 from torchgraft.convert.run import convert, unheard
 from torchgraft.errors import NotCompiled, ResultChanged, UnorderedUse
-from torchgraft.fx import label, meta, race
+from torchgraft.fx import label, meta, race, returned
 from torchgraft.link import Linker, Role
 from torchgraft.passes import pipeline
 from torchgraft.passes.history import Change, History
@@ -111,6 +111,7 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
     before = meta.snapshot(gm.graph)
     report.conversions = _convert(gm, config, watch)
     regions.keep_old(gm)
+    returned.copy_constants(gm)
     history.add(Change.since(before, gm, "converters"), gm)
     meta.drop_unused(gm)
     gm.recompile()
@@ -192,9 +193,15 @@ def _compared(program: Program, watch: Watch, captured: GraphModule, role: Role)
     from torchgraft.verify.bisect import at_end
 
     config, report = program.linker.config, program.report
-    while (error := watch.end(program.run, captured)) is not None:
+    while True:
+        tried = drawn_alike(program)
+        error = watch.end(tried.run, captured)
+        if error is None and tried is not program:
+            error = watch.end(program.run, captured, values=False)
+        if error is None:
+            return program
         assert watch.inputs is not None
-        found = at_end(program, captured, watch.inputs, error)
+        found = at_end(tried, captured, watch.inputs, error)
         nodes = [n for n in program.gm.graph.nodes if n.name == found.node]
         if config.verify == "end" or not nodes or "pinned" in nodes[0].meta:
             what = f"node {found.node!r}" if found.node else "its outputs"
@@ -203,7 +210,17 @@ def _compared(program: Program, watch: Watch, captured: GraphModule, role: Role)
         report.notes.append(f"pinned: {found}")
         report.nodes.clear()
         program = _link(program.gm, config, role, report)
-    return program
+
+
+def drawn_alike(program: Program) -> Program:
+    """The program to compare values of: itself, or its twin whose random numbers ATen draws."""
+    from torchgraft.verify.compare import seeded
+
+    gm, linker = seeded(program.gm), program.linker
+    if gm is None:
+        return program
+    scratch = Report(program.report.name, linker.role.front_end, program.report.mode)
+    return _link(gm, linker.config, linker.role, scratch)
 
 
 def _device(gm: GraphModule) -> str:

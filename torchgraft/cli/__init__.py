@@ -16,9 +16,12 @@ COMMANDS = {
     "codegen": "torchgraft.cli.codegen:codegen",
     "compile": "torchgraft.cli.compile:compile",
     "doctor": "torchgraft.cli.doctor:doctor",
+    "native": "torchgraft.cli.native:native",
     "explain": "torchgraft.cli.explain:explain",
     "new": "torchgraft.cli.new:new",
+    "compat-path": "torchgraft.cli.run:compat_path",
     "op-plugin": "torchgraft.cli.plugin:op_plugin",
+    "run": "torchgraft.cli.run:run",
     "report": "torchgraft.cli.report:report",
     "run-model": "torchgraft.cli.run_model:run_model",
 }
