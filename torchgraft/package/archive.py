@@ -23,6 +23,8 @@ MOST_MEMBERS = 4096
 MOST_JSON = 256 << 20
 """The largest member that is read as JSON, in bytes."""
 ALIGNMENT = 64
+TEMPORARY = ".graft-"
+"""How the name of a file begins that is being written."""
 
 _NAME = re.compile(r"(?!\.\.?(/|$))[A-Za-z0-9_.-]{1,128}(/(?!\.\.?(/|$))[A-Za-z0-9_.-]{1,128}){0,3}")
 _PAD = 0xD935  # the id that zipalign gives such an extra field
@@ -43,7 +45,7 @@ def write(path: str | os.PathLike[str], head: Mapping[str, Any], members: Mappin
     }
     manifest = json.dumps({**head, "members": listed}, indent=1).encode()
     folder = os.path.dirname(os.path.abspath(path))
-    handle, temporary = tempfile.mkstemp(prefix=".graft-", dir=folder)
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
             for name, data in {MANIFEST: [manifest], **parts}.items():
