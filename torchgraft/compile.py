@@ -268,6 +268,15 @@ class Compiled:
 
         pack(self, self.originals(weights)).write(path)
 
+    def script(self) -> torch.jit.ScriptModule:
+        """The program as a ScriptModule, for `torch.jit.save`; it holds the package in a buffer.
+
+        `torch.jit.load` gives it back in any process that has imported torchgraft.
+        """
+        from torchgraft.package.script import to_script
+
+        return to_script(self)
+
     def originals(self, given: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """The weights before anything was folded."""
         wanted = {n: w for source in self.captures for n, w in source.weights.items()}

@@ -9,7 +9,9 @@ import torch
 
 import torchgraft
 from torchgraft.cli.codegen import codegen
+from torchgraft.cli.diff import diff
 from torchgraft.cli.doctor import doctor
+from torchgraft.cli.inspect import inspect
 from torchgraft.cli.new import new
 from torchgraft.cli.plugin import op_plugin
 from torchgraft.errors import GraftError
@@ -45,5 +47,5 @@ def main() -> None:
     """Graft your own operators, converters, graph rewrites and streams onto PyTorch."""
 
 
-for command in (codegen, doctor, new, op_plugin):
+for command in (codegen, diff, doctor, inspect, new, op_plugin):
     main.add_command(command)

@@ -57,6 +57,12 @@ def opened(path: PathLike, device: torch.device | None = None, sha256: str | Non
         archive = Archive(path)
     except OSError as error:
         raise BadPackage(f"it cannot be read ({error.strerror})", path) from None
+    return checked(archive, device, sha256)
+
+
+def checked(archive: Archive, device: torch.device | None, sha256: str | None) -> Loaded:
+    """`opened`, of a package in memory."""
+    path = archive.path if archive.path is not None else "the package"
     try:
         place = machine.check(path, archive.manifest, device)
         archive.verify(sha256)
@@ -239,7 +245,12 @@ class Loaded(Compiled):
         if weights is not None:
             raise NotSavable("it was loaded, and is written as it was", "Leave weights= out.")
         with open(path, "wb") as file:
-            file.write(self._archive.content)
+            file.write(self.content)
+
+    @property
+    def content(self) -> memoryview:
+        """The whole package, as it was loaded."""
+        return self._archive.content
 
 
 class _Weight:
