@@ -205,9 +205,15 @@ def fake(
 
 
 def _number(env: Any, expr: Any) -> Any:
+    """A symbolic size that is known by its expression only."""
+    from torch.utils._sympy.value_ranges import ValueRanges
+
     if isinstance(expr, int):
         return expr
-    return env.create_symintnode(expr, hint=None)
+    for symbol in expr.free_symbols:
+        env.var_to_range.setdefault(symbol, ValueRanges(0, 2**31))
+    hint = int(expr.subs(dict.fromkeys(expr.free_symbols, 2)))
+    return env.create_symintnode(expr, hint=hint)
 
 
 def inductor_settings() -> str:

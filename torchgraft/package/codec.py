@@ -238,6 +238,8 @@ def tree(spec: Any) -> Any:
         return {"dict": [[value(k), tree(c)] for k, c in zip(spec.context, children, strict=True)]}
     if spec.type in _BUILT_IN:
         return {_BUILT_IN[spec.type]: [tree(child) for child in children]}
+    if getattr(torch.return_types, spec.type.__name__, None) is spec.type:
+        return {"returns": [spec.type.__name__, [tree(child) for child in children]]}
     try:
         return {"pytree": private.dump_tree(spec)}
     except Exception as error:
@@ -263,6 +265,11 @@ def _nested(data: Any, depth: int = 0) -> Any:
         if kind in ("tuple", "list") and isinstance(inner, list):
             parts = [_nested(part, depth + 1) for part in inner]
             return tuple(parts) if kind == "tuple" else parts
+        if kind == "returns" and isinstance(inner, list) and len(inner) == 2:
+            name, parts = text(inner[0]), field({"of": inner[1]}, "of", list)
+            found = getattr(torch.return_types, name, None)
+            if isinstance(found, type) and getattr(found, "n_fields", -1) == len(parts):
+                return found([_nested(part, depth + 1) for part in parts])
         if kind == "pytree" and isinstance(inner, str):
             try:
                 return private.parse_tree(inner)
