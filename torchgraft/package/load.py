@@ -10,9 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchgraft import _torch
 from torchgraft.compile import Compiled, check_weights
 from torchgraft.config import MODES, Config
-from torchgraft.errors import BadPackage, BadPlan, BadValue, NotSavable, WeightMismatch
+from torchgraft.errors import (
+    BadPackage,
+    BadPlan,
+    BadValue,
+    NotSavable,
+    WeightMismatch,
+    first_line,
+)
 from torchgraft.fx import edit
 from torchgraft.fx.capture import Capture
 from torchgraft.package import _torch as private
@@ -162,8 +170,12 @@ class Loaded(Compiled):
     def start(self, new: Mapping[str, Tensor] | None = None) -> None:
         """Link everything with these weights, or those of the file, and use that from now on."""
         given = [(new or {}).get(w.name, self._stored[w.name]) for w in self._weights]
-        with torch.no_grad():
-            values = list(self._prepare.link([], [])(given))
+        try:
+            with torch.no_grad(), _torch.no_autocast():
+                values = list(self._prepare.link([], [])(given))
+        except Exception as error:
+            why = f"its weights cannot be prepared ({first_line(error)})"
+            raise BadPackage(why, self._archive.path) from error
         made: dict[int, Program] = {}
         programs = []
         for i, gear in enumerate(self._gears):
