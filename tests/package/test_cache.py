@@ -59,9 +59,7 @@ class Method(nn.Module):
         return x + 1
 
 
-def test_a_method_body_is_part_of_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_body_is_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(compiled(tmp_path, Method())(X), X + 1)
     monkeypatch.setattr(Method, "body", lambda self, x: x - 1)
     assert_close(compiled(tmp_path, Method())(X), X - 1)
@@ -149,9 +147,7 @@ def test_a_registered_pattern_and_a_converter_are_part_of_the_key(tmp_path: Path
     ("change", "part"),
     [({"torch_executed_ops": ["aten::relu"]}, "config"), ({"freeze": False}, "config")],
 )
-def test_settings_are_part_of_the_key(
-    tmp_path: Path, change: dict[str, Any], part: str
-) -> None:
+def test_settings_are_part_of_the_key(tmp_path: Path, change: dict[str, Any], part: str) -> None:
     compiled(tmp_path)
     assert f"differs in {part}: " in note(compiled(tmp_path, **change))
 
@@ -204,8 +200,10 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
             os.utime(path, ns=(0, path.stat().st_mtime_ns - 10**9))
     compiled(tmp_path, scaled(1.5))  # used just now
     compiled(tmp_path, scaled(4.5), cache_bytes=sizes[1] + 200)
-    left = [graft.explain_miss(scaled(by), (X,), mode="eager", cache_dir=tmp_path)
-            for by in (1.5, 2.5, 3.5, 4.5)]
+    left = [
+        graft.explain_miss(scaled(by), (X,), mode="eager", cache_dir=tmp_path)
+        for by in (1.5, 2.5, 3.5, 4.5)
+    ]
     assert [text == "it is in the cache" for text in left] == [True, False, False, True]
 
 

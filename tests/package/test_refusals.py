@@ -193,7 +193,7 @@ def test_altered(package: Path, tmp_path: Path) -> None:
     data = package.read_bytes()
     at = data.index(b'"launch"')
     (tmp_path / "m.graft").write_bytes(data[: at + 1] + b"L" + data[at + 2 :])
-    with pytest.raises(BadPackage, match="'program.json' was altered after it was written"):
+    with pytest.raises(BadPackage, match=r"'program.json' was altered after it was written"):
         graft.load(tmp_path / "m.graft")
 
 
@@ -225,7 +225,7 @@ def test_members_that_overlap(package: Path, tmp_path: Path) -> None:
     at = data.rindex(b"PK\1\2")  # the last entry of the directory: say that it lies at 0
     struct.pack_into("<I", data, at + 42, 0)
     (tmp_path / "m.graft").write_bytes(data)
-    with pytest.raises(BadPackage, match="overlaps another|not where the directory says"):
+    with pytest.raises(BadPackage, match=r"overlaps another|not where the directory says"):
         graft.load(tmp_path / "m.graft")
 
 

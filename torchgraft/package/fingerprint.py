@@ -178,7 +178,7 @@ def _is_known_file(path: str) -> bool:
     """Whether a function's code is part of Python, torch or torchgraft; names could be borrowed."""
     import torchgraft
 
-    homes = [pathlib.Path(module.__file__).parent for module in (torch, torchgraft)]
+    homes = [pathlib.Path(str(module.__file__)).parent for module in (torch, torchgraft)]
     standard = pathlib.Path(sysconfig.get_path("stdlib"))
     parents = pathlib.Path(path).parents
     inside = standard in parents and not any(p.name == "site-packages" for p in parents)

@@ -291,10 +291,13 @@ class _Weight:
         if list(moved.stride()) == self.stride:
             return moved
         reach = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True) if n)
-        if reach > max(1, tensor.numel()):  # broadcast or with gaps: written as it is
-            raise BadPackage(f"weight {self.name!r} has strides that do not fit its size")
-        laid = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=moved.device)
-        return laid.copy_(moved)
+        try:
+            if reach <= max(1, tensor.numel()):  # no gaps
+                laid = torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
+                return laid.to(moved.device).copy_(moved)
+        except RuntimeError:  # elements that overlap
+            pass
+        raise BadPackage(f"weight {self.name!r} has strides that do not fit its size")
 
 
 class _Part:
@@ -350,9 +353,7 @@ def _constant(data: Any, values: int, number: int) -> tuple[str, Any, bool]:
 
 def _found(data: Any) -> Any:
     if (found := codec.to_target(data)) is None:
-        raise BadPackage(
-            f"it calls {text(data.get('name'))}, which this torch has not"
-        )
+        raise BadPackage(f"it calls {text(data.get('name'))}, which this torch has not")
     return found
 
 
