@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pathlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -72,6 +74,9 @@ def aot_compile(
             )
         finally:
             mode.allow_non_fake_inputs = allow
+    made = pathlib.Path(path)
+    for nodes in made.parent.glob("*.wrapper.json"):  # calls that go through the dispatcher
+        nodes.rename(made.with_suffix(".json"))
     return constants
 
 
@@ -140,7 +145,7 @@ def _watched_constants(constants: dict[str, Tensor]) -> Iterator[None]:
 
 
 def aot_load(path: str, device: torch.device, constants: Mapping[str, Tensor]) -> _torch.Flat:
-    """The function of a library that `aot_compile` made; the caller keeps the constants alive."""
+    """The function of a library that `aot_compile` made, with its constants bound, not copied."""
     from torch._C import _aoti
 
     runner: Any
@@ -149,8 +154,20 @@ def aot_load(path: str, device: torch.device, constants: Mapping[str, Tensor]) -
     else:
         runner = _aoti.AOTIModelContainerRunnerCpu(path, _CONTEXTS)
     if constants:
-        runner.update_constant_buffer(dict(constants), False, True, True)
+        aliases = {name: tensor.detach() for name, tensor in constants.items()}
+        runner.update_constant_buffer(aliases, False, True, True)
+        weakref.finalize(runner, _empty, list(aliases.values()))
     return runner.run  # type: ignore[no-any-return]
+
+
+def _empty(aliases: Sequence[Tensor]) -> None:
+    """Let go of what constants refer to. A container keeps a handle of each that it never frees
+    (`MaybeOwningAtenTensorHandle`, torch 2.11 to 2.13), so that the weights would stay for good."""
+    for alias in aliases:
+        if alias.layout == torch.strided:
+            alias.set_()  # type: ignore[call-overload]
+        else:
+            alias.data = torch.zeros(1).to_mkldnn()
 
 
 _CONTEXTS = 4

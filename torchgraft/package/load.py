@@ -169,13 +169,21 @@ class Loaded(Compiled):
 
     def start(self, new: Mapping[str, Tensor] | None = None) -> None:
         """Link everything with these weights, or those of the file, and use that from now on."""
-        given = [(new or {}).get(w.name, self._stored[w.name]) for w in self._weights]
         try:
-            with torch.no_grad(), _torch.no_autocast():
-                values = list(self._prepare.link([], [])(given))
-        except Exception as error:
-            why = f"its weights cannot be prepared ({first_line(error)})"
+            programs = self._linked(new or {})
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of operators and libraries, which say what they like
+            why = getattr(error, "why", f"it cannot be started ({first_line(error)})")
             raise BadPackage(why, self._archive.path) from error
+        self._link(programs)
+
+    def _linked(self, new: Mapping[str, Tensor]) -> list[Program]:
+        given = [new.get(w.name, self._stored[w.name]) for w in self._weights]
+        with torch.no_grad(), _torch.no_autocast():
+            values = list(self._prepare.link([], [])(given))
+        if not all(isinstance(value, Tensor) for value in values):
+            raise BadPackage("what is prepared of its weights is not tensors only")
         made: dict[int, Program] = {}
         programs = []
         for i, gear in enumerate(self._gears):
@@ -183,7 +191,7 @@ class Loaded(Compiled):
             about = report(self._reports, i, self.name, self.front_end, self.config.mode)
             run = captured(program.run, self.config.mode, gear.static, gear.written, about)
             programs.append(Program(program.gm, program.plan, run, about, program.linker))
-        self._link(programs)
+        return programs
 
     @property
     def captures(self) -> list[Capture]:

@@ -191,10 +191,10 @@ class _Writer:
         return dict(found)
 
     def _library(self, path: str) -> str:
-        stem = Path(path).with_suffix("")
         digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:32]
-        for file in (stem.with_suffix(".so"), *sorted(stem.parent.glob("*wrapper.json"))):
-            self.libraries[f"lib/{digest}{file.suffix}"] = str(file)
+        for file in (Path(path), Path(path).with_suffix(".json")):
+            if file.exists():
+                self.libraries[f"lib/{digest}{file.suffix}"] = str(file)
         return f"lib/{digest}.so"
 
     def _constant(self, program: Program, name: str) -> dict[str, Any]:
