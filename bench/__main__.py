@@ -9,7 +9,7 @@ import click
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
-from bench import compiletime, measure, opdb, peers, report
+from bench import compiletime, measure, opdb, peers, plan, report
 from bench.models import MODELS
 
 model_option = click.option(
@@ -178,6 +178,15 @@ def sweep(
             bar.update(1)
     report.show_results(results)
     report.write(path, about, results)
+
+
+@main.command("plan")
+@json_option
+def plan_command(path: str | None) -> None:
+    """The time to schedule and prove plans of 1,000 to 50,000 launches, 1 to 16 streams."""
+    rows = [plan.measure(count, streams) for count in plan.SIZES for streams in (1, 4, 16)]
+    report.show_plans(rows)
+    report.write(path, report.machine(), rows)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from rich.table import Table
 from bench.compiletime import Cost
 from bench.measure import Timing
 from bench.opdb import Result
+from bench.plan import Cost as Planned
 
 PACKAGES = ("torchgraft", "torch", "triton", "transformers", "onnxruntime", "openvino", "numpy")
 BASELINE = "compile"
@@ -129,6 +130,16 @@ def show_results(results: Sequence[Result]) -> None:
     totals = Counter(result.status for result in results)
     counts = ", ".join(f"{totals[status]} {status}" for status in ("passed", "failed", "skipped"))
     console.print(f"{counts} of {len(results)}")
+
+
+def show_plans(costs: Iterable[Planned]) -> None:
+    table = Table(box=None)
+    for column in ("launches", "streams", "steps", "waits", "schedule s", "prove s"):
+        table.add_column(column, justify="right")
+    for cost in costs:
+        counts = (cost.launches, cost.streams, cost.steps, cost.waits)
+        table.add_row(*map(str, counts), _number(cost.schedule_s, 2), _number(cost.prove_s, 2))
+    console.print(table)
 
 
 def write(path: str | None, about: dict[str, str], rows: Iterable[Any]) -> None:

@@ -7,7 +7,7 @@ from torchgraft.convert.define import converter, converters_for
 from torchgraft.convert.net import Net, Value
 from torchgraft.errors import Declined, GraftError, NoMatch
 from torchgraft.fx.edit import Graph
-from torchgraft.fx.mark import fallback
+from torchgraft.fx.mark import fallback, stream
 from torchgraft.inputs import Input
 from torchgraft.op.check import check
 from torchgraft.op.declare import load_prototypes
@@ -61,5 +61,6 @@ __all__ = [
     "op",
     "pattern",
     "reports",
+    "stream",
     "verify",
 ]

@@ -308,6 +308,24 @@ def is_higher_order(target: Any) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 
+def is_control_deps(target: Any) -> bool:
+    """Whether a call is how AOTAutograd ties a stream's event to data (2.11 to 2.13)."""
+    return is_higher_order(target) and getattr(target, "__name__", "") == "control_deps"
+
+
+@contextlib.contextmanager
+def replacements(gm: torch.fx.GraphModule) -> Iterator[dict[torch.fx.Node, str]]:
+    """Which node's uses went to which other node, by name, while passes edit a graph (2.11 to
+    2.13: FX keeps such hooks for torch.export)."""
+    found: dict[torch.fx.Node, str] = {}
+
+    def note(old: torch.fx.Node, new: str, user: torch.fx.Node) -> None:
+        found[old] = new
+
+    with gm._set_replace_hook(note):
+        yield found
+
+
 def is_functionalised(target: Any) -> bool:
     """Whether a call's target stands for a custom operator that writes its inputs."""
     higher = torch.ops.higher_order

@@ -13,7 +13,8 @@ from torchgraft import _torch
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
 from torchgraft.fx import dialect, meta
-from torchgraft.program import Program, Role, build
+from torchgraft.link import Role
+from torchgraft.program import Program, build
 
 _NUMBERS = itertools.count()
 

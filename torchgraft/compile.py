@@ -22,8 +22,9 @@ from torchgraft.fx import edit, meta, script
 from torchgraft.fx.capture import Capture, Origin, capture, from_exported
 from torchgraft.fx.load import load
 from torchgraft.inputs import Declared, declare
+from torchgraft.link import Linker, Role
 from torchgraft.plan import Plan
-from torchgraft.program import Linker, Program, Role, build
+from torchgraft.program import Program, build
 from torchgraft.report import Report
 from torchgraft.run import call as calls
 from torchgraft.signature import Signature, checked
@@ -129,9 +130,7 @@ class Compiled:
         if link:
             self._link([self.build(c.gm, c) for c in captures])
 
-    def build(
-        self, gm: GraphModule, source: Capture, linker: type[Linker] | None = None
-    ) -> Program:
+    def build(self, gm: GraphModule, source: Capture, linker: type[Linker] = Linker) -> Program:
         """Compile a graph that was captured."""
         count = len(gm.graph.find_nodes(op="placeholder"))
         static = frozenset(range(count - len(source.states), count))

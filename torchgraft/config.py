@@ -56,6 +56,15 @@ class Config:
     """Fewer nodes than this in a region: they run on ATen."""
     require_full_compilation: bool = False
     """Raise `NotCompiled`, with every culprit, where a node would run on ATen."""
+    stream_memory: float = 1.1
+    """How much more memory a plan over several streams may keep alive than the same plan on one:
+    beyond it, streams wait for each other. `float("inf")`: never wait for memory."""
+    adversary: int | None = None
+    """A seed: on the host, every stream pauses at random, so that whatever order the plan leaves
+    open occurs. For tests."""
+    alias_outputs: bool = False
+    """With a captured CUDA graph: return its own outputs, which the next call overwrites, instead
+    of copies."""
     verify: str = "off"
     """`each`: run the graph before and after every pass and converter, and raise `ResultChanged`
     where results differ. `end`: compare the compiled program with the captured graph. `pin`: both,
@@ -85,6 +94,13 @@ class Config:
         if not isinstance(self.require_full_compilation, bool):
             field = "Config.require_full_compilation"
             raise BadValue(field, self.require_full_compilation, "True or False")
+        if not isinstance(self.alias_outputs, bool):
+            raise BadValue("Config.alias_outputs", self.alias_outputs, "True or False")
+        if self.adversary is not None and type(self.adversary) is not int:
+            raise BadValue("Config.adversary", self.adversary, "a whole number or None")
+        more = self.stream_memory
+        if isinstance(more, bool) or not isinstance(more, (int, float)) or not more >= 1:
+            raise BadValue("Config.stream_memory", more, "a number from 1 on")
         size = self.min_block_size
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise BadValue("Config.min_block_size", size, "a whole number from 1 on")

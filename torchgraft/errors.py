@@ -145,8 +145,28 @@ class UnorderedUse(GraftError):
         self.buffer, self.kind, self.first, self.second = buffer, kind, first, second
         super().__init__(
             f"{kind} of {buffer}: nothing orders\n  {second}\nafter\n  {first}\n"
-            f"Record an event after the first and wait for it before the second, or let "
-            f"torchgraft place the waits (graph.order states what data order does not)."
+            f"Record an event after the first and wait for it before the second, or leave events "
+            f"out: with `graft.stream` and `graph.place`, torchgraft places every wait."
+        )
+
+
+class BadMarker(GraftError):
+    """A stream scope, a record, a wait or an event that has no meaning where it stands."""
+
+    def __init__(self, marker: str, why: str) -> None:
+        self.marker, self.why = marker, why
+        super().__init__(f"{marker}: {why}.")
+
+
+class OrderCycle(GraftError):
+    """Nodes were told to wait for each other in a circle."""
+
+    def __init__(self, nodes: Iterable[str]) -> None:
+        self.nodes = tuple(nodes)
+        steps = "\n".join(f"  {node}" for node in (*self.nodes, self.nodes[0]))
+        super().__init__(
+            f"each of these must come before the next:\n{steps}\n"
+            f"Take back one graph.order, or one wait."
         )
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchgraft.errors import BadPlan
+
+if TYPE_CHECKING:
+    from torchgraft.stream.prove import Hazard
 
 MAIN = "main"
 """The stream of the caller."""
@@ -109,35 +112,64 @@ class Plan:
     def launches(self) -> list[Launch]:
         return [step for step in self.steps if isinstance(step, Launch)]
 
+    @property
+    def streams(self) -> list[str]:
+        """The streams of the plan, the caller's first."""
+        return [MAIN, *sorted({step.stream for step in self.steps} - {MAIN})]
+
+    def hazards(self) -> list[Hazard]:
+        """Pairs of steps that may race: none in a plan that a compiled program runs."""
+        from torchgraft.stream.prove import hazards
+
+        return hazards(self)
+
+    def timeline(self) -> str:
+        """The plan as a picture in text: a column a stream, a line a step, in launch order.
+
+        What stands in different columns may run at the same time, unless a wait says otherwise.
+        """
+        columns = self.streams
+        rows = [
+            [_cell(step) if step.stream == stream else "" for stream in columns]
+            for step in self.steps
+            if not isinstance(step, Free)
+        ]
+        widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+        lines = [columns, ["-" * width for width in widths], *rows]
+        padded = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        return "\n".join(padded)
+
     def verify(self) -> None:
         """Raise `BadPlan` unless every buffer is written once, before its uses, freed at most once
         and after them, and every event is recorded before it is waited for."""
         live = set(self.inputs) | {buffer for buffer, _ in self.constants}
         made, events = set(live), set[str]()
         for number, step in enumerate(self.steps):
-            where = f"step {number} ({step})"
             if isinstance(step, Launch):
-                for used in buffers((step.args, dict(step.kwargs))):
+                for used in step.reads:
                     if used not in live:
                         what = "freed before" if used in made else "never written"
-                        raise BadPlan(where, f"{used} is used but was {what}")
+                        raise self._bad(number, f"{used} is used but was {what}")
                 for out in step.outputs:
                     if out is not None and out in made:
-                        raise BadPlan(where, f"{out} is written twice")
+                        raise self._bad(number, f"{out} is written twice")
                 fresh = {out for out in step.outputs if out is not None}
                 live |= fresh
                 made |= fresh
             elif isinstance(step, Free):
                 if step.buffer not in live:
-                    raise BadPlan(where, f"{step.buffer} is freed but is not alive")
+                    raise self._bad(number, f"{step.buffer} is freed but is not alive")
                 live.discard(step.buffer)
             elif isinstance(step, Record):
                 events.add(step.event)
             elif step.event not in events:
-                raise BadPlan(where, f"event {step.event!r} is waited for before it is recorded")
+                raise self._bad(number, f"event {step.event!r} is waited for before it is recorded")
         for used in buffers(self.outputs):
             if used not in live:
                 raise BadPlan("return", f"{used} is returned but is not alive")
+
+    def _bad(self, number: int, what: str) -> BadPlan:
+        return BadPlan(f"step {number} ({self.steps[number]})", what)
 
     def __str__(self) -> str:
         lines = [f"def plan({', '.join(map(repr, self.inputs))}):"]
@@ -177,6 +209,13 @@ class Plan:
         if outputs is None:
             raise BadPlan("text", "there is no return")
         return Plan(inputs, tuple(constants), tuple(steps), outputs, tuple(shared))
+
+
+def _cell(step: PlanStep) -> str:
+    if isinstance(step, Launch):
+        return step.kernel
+    verb = "record" if isinstance(step, Record) else "wait"
+    return f"{verb} {step.event}" if isinstance(step, (Record, Wait)) else ""
 
 
 def buffers(tree: Any) -> Iterator[Buffer]:

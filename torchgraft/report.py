@@ -41,6 +41,7 @@ class Placed:
     reason: str
     line: str | None
     kind: str = ""  # one of `KINDS`
+    stream: str = "main"
 
 
 KINDS = (

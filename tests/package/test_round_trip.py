@@ -134,6 +134,20 @@ def test_gears_share_their_weights(tmp_path: Path) -> None:
     assert (tmp_path / "program.graft").stat().st_size < 2 * 4 * 30_000 * 4
 
 
+def test_streams_survive(tmp_path: Path) -> None:
+    def fn(x: Tensor) -> Tensor:
+        with graft.stream("side"):
+            y = x.sin()
+        return x.cos() + y
+
+    x = torch.randn(4)
+    compiled = graft.compile(fn, (x,), mode="eager")
+    loaded = saved(compiled, tmp_path)
+    assert loaded.plan.streams == ["main", "side"]
+    assert loaded.plan == compiled.plan
+    assert_close(loaded(x), fn(x))
+
+
 def test_a_written_input_and_a_written_buffer(tmp_path: Path) -> None:
     class Counter(nn.Module):
         def __init__(self) -> None:

@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "torchgraft.errors": [],
     "torchgraft.config": ["torchgraft.errors", "torchgraft._torch"],
     "torchgraft._torch": [],
-    "torchgraft.plan": ["torchgraft.errors", "torchgraft.config"],
+    "torchgraft.plan": ["torchgraft.errors", "torchgraft.config", "torchgraft.stream"],
     "torchgraft.stream": ["torchgraft.errors", "torchgraft.config", "torchgraft.plan"],
     "torchgraft.run": [
         "torchgraft.errors",

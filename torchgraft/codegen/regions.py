@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from torchgraft import _torch
 from torchgraft.fx import meta
 from torchgraft.fx.dialect import is_random, is_view
+from torchgraft.fx.label import stream_of
 from torchgraft.op.define import explain_choice
 
 aten = torch.ops.aten
@@ -128,18 +130,37 @@ class Unit:
     place: Place
     nodes: list[Node]
 
+    @property
+    def stream(self) -> str:
+        return stream_of(self.nodes[0])
+
+    @property
+    def is_barrier(self) -> bool:
+        """Whether the order against every other launch must be kept."""
+        return any(map(_is_barrier, self.nodes))
+
+    @property
+    def is_random(self) -> bool:
+        return any(map(is_random, self.nodes))
+
+
+Side = tuple[bool, str]
+"""Who runs a node (generated code or not), and on which stream."""
+
 
 def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
     """The graph as units, in an order that respects every dependency.
 
-    A node's level counts the changes of side (generated or not) on the way to it; nodes of one
-    level on the generated side make one region. So an opaque call splits only what really lies
-    before it from what really lies after it.
+    A node's level counts the changes of side on the way to it, and the orders (`meta["after"]`);
+    nodes of one level and one side make one region, if it is the generated one. So an opaque call
+    or another stream splits only what really lies before it from what really lies after it.
     """
     places: dict[Node, Place] = {}
     levels: dict[Node, int] = {}
+    sides: dict[Node, Side] = {}
     written: list[Node] = []
-    floor, top, drawn = {True: 0, False: 0}, 0, 0
+    floor: tuple[int, Side | None] = (0, None)  # the last barrier
+    top, drawn = 0, 0
     for node in gm.graph.nodes:
         if node.op != "call_function":
             continue
@@ -147,17 +168,18 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
         if node.target is aten.copy_.default:
             written.append(node)
             continue
-        side = here.runs == GENERATED
-        level = floor[side]
+        side = sides[node] = (here.runs == GENERATED, stream_of(node))
+        level = floor[0] + (floor[1] is not None and side != floor[1])
         for used in node.all_input_nodes:
             if used in levels:
-                same = side == (places[used].runs == GENERATED)
-                level = max(level, levels[used] + (not same))
-        if is_random(node) and not side:  # on ATen, numbers are drawn in the order of the graph
+                level = max(level, levels[used] + (side != sides[used]))
+        for first in node.meta.get("after", ()):
+            level = max(level, levels.get(first, -1) + 1)
+        if is_random(node) and not side[0]:  # on ATen, numbers are drawn in the order of the graph
             level = drawn = max(level, drawn)
         if _is_barrier(node):
             level = max(level, top)
-            floor = {side: level, not side: level + 1}
+            floor = (level, side)
         levels[node] = level
         top = max(top, level)
     _place_writes(written, places, levels)
@@ -166,39 +188,80 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
 
 def _is_barrier(node: Node) -> bool:
     """Whether the order of a call against all others must be kept."""
-    return not is_random(node) and node.is_impure()
+    return not is_random(node) and node.target is not aten.copy_.default and node.is_impure()
 
 
 def _place_writes(written: list[Node], places: dict[Node, Place], levels: dict[Node, int]) -> None:
-    """Writes to inputs come after everything that may still read the old values."""
+    """Writes to inputs come after everything that may still read the old values: with the last
+    region, if that is all there is on the last level."""
     last = max(levels.values(), default=0)
-    busy = any(level == last and places[n].runs != GENERATED for n, level in levels.items())
+    sides = {(places[n].runs, stream_of(n)) for n, level in levels.items() if level == last}
     for node in written:
-        levels[node] = last + (busy or places[node].runs != GENERATED)
+        here = (places[node].runs, stream_of(node))
+        levels[node] = last + (here[0] != GENERATED or not sides <= {here})
 
 
 def _units(places: dict[Node, Place], levels: dict[Node, int]) -> list[Unit]:
-    by_level: dict[int, list[Node]] = {}
-    for node, level in levels.items():
-        by_level.setdefault(level, []).append(node)
+    regions: dict[tuple[int, str], Unit] = {}
     units: list[Unit] = []
-    for level in sorted(by_level):
-        generated = [n for n in by_level[level] if places[n].runs == GENERATED]
-        if generated:
-            name = f"region{sum(u.place.runs == GENERATED for u in units)}"
-            units.append(Unit(name, Place(GENERATED), generated))
-        for node in by_level[level]:
-            if places[node].runs == GENERATED:
-                continue
-            source = node.args[0] if node.target is operator.getitem else None
-            if (
-                isinstance(source, Node)
-                and source in levels
-                and source.target is not operator.getitem
-            ):
-                continue  # part of its producer's launch; a part of a part is a launch of its own
-            units.append(Unit(node.name, places[node], [node]))
+    for node, place in places.items():
+        source = node.args[0] if node.target is operator.getitem else None
+        if place.runs == GENERATED:
+            key = (levels[node], stream_of(node))
+            if key not in regions:
+                regions[key] = Unit("", Place(GENERATED), [])
+                units.append(regions[key])
+            regions[key].nodes.append(node)
+        elif (
+            isinstance(source, Node) and source in levels and source.target is not operator.getitem
+        ):
+            continue  # part of its producer's launch; a part of a part is a launch of its own
+        else:
+            units.append(Unit(node.name, place, [node]))
+    units = _sorted(units)
+    for number, unit in enumerate(u for u in units if u.place.runs == GENERATED):
+        unit.name = f"region{number}"
     return units
+
+
+def _sorted(units: list[Unit]) -> list[Unit]:
+    """The units in an order that respects every dependency and is else the graph's, which keeps
+    memory as short-lived as the program does. Units come by the place of their first node."""
+    of = {node: i for i, unit in enumerate(units) for node in unit.nodes}
+    before: list[set[int]] = []
+    keys: list[tuple[float, float, int]] = []
+    barriers, drawn = 0, None
+    for i, unit in enumerate(units):
+        used = {
+            n for node in unit.nodes for n in (*node.all_input_nodes, *node.meta.get("after", ()))
+        }
+        parts = {n.args[0] for n in used if n.target is operator.getitem and n not in of}
+        firsts = {of[n] for n in used | parts if n in of} - {i}
+        if unit.is_random and unit.place.runs != GENERATED:
+            firsts |= {drawn} if drawn is not None else set()
+            drawn = i
+        before.append(firsts)
+        if any(node.target is aten.copy_.default for node in unit.nodes):
+            keys.append((float("inf"), 0, i))  # writes come when all has been read
+        else:
+            keys.append((barriers, float("inf") if unit.is_barrier else 0, i))
+            barriers += unit.is_barrier
+    after: dict[int, list[int]] = {}
+    for i, firsts in enumerate(before):
+        for first in firsts:
+            after.setdefault(first, []).append(i)
+    ready = [keys[i] for i, firsts in enumerate(before) if not firsts]
+    heapq.heapify(ready)
+    result: list[Unit] = []
+    while ready:
+        done = heapq.heappop(ready)[2]
+        result.append(units[done])
+        for i in after.get(done, ()):
+            before[i].discard(done)
+            if not before[i]:
+                heapq.heappush(ready, keys[i])
+    assert len(result) == len(units), "levels keep units free of circles"
+    return result
 
 
 def extract(gm: GraphModule, unit: Unit) -> tuple[GraphModule, list[Node], list[Node]]:

@@ -11,7 +11,8 @@ from torch.fx.node import map_arg
 
 from torchgraft.config import Config
 from torchgraft.errors import BadValue, NotFound
-from torchgraft.fx import meta
+from torchgraft.fx import label, meta
+from torchgraft.plan import MAIN
 
 
 class Graph:
@@ -79,15 +80,51 @@ class Graph:
     def _make(self, target: Any, args: Any, kwargs: Any, origin: Node | None) -> Node:
         node = self.gm.graph.call_function(target, args, kwargs)
         if origin is not None:
-            meta.inherit(node, origin)
+            meta.inherit(node, origin, place=self._origin is not None)
         node.meta["val"] = meta.compute(self.gm, node)
         return node
+
+    def place(self, *nodes: Node, stream: str) -> None:
+        """Run nodes on a stream. What crosses streams waits by itself; "main" is the caller's.
+
+        >>> import torch, torchgraft as graft
+        >>> @graft.fx_pass(stage="pre")
+        ... def beside(graph):
+        ...     graph.place(graph.one(torch.ops.aten.mm), stream="side")
+        >>> model, x = lambda x: (x @ x) + x, torch.eye(2)
+        >>> print(graft.compile(model, (x,), mode="eager", pre_passes=[beside]).plan.timeline())
+        main              side
+        ----------------  ---------------
+        record entry
+                          wait entry
+                          aten.mm.default
+                          record after0
+        wait after0
+        aten.add.Tensor
+        """
+        if not isinstance(stream, str) or not stream:
+            raise BadValue("graph.place stream", stream, "the name of a stream")
+        for node in nodes:
+            self._own("graph.place", node)
+            node.meta["stream"] = stream
+
+    def order(self, first: Node, *, then: Node | Sequence[Node]) -> None:
+        """Let `then` start only when `first` is over, whatever their streams. Order that data asks
+        for is kept without it; a circle raises `OrderCycle` when the pass is over."""
+        self._own("graph.order", first)
+        for node in [then] if isinstance(then, Node) else then:
+            self._own("graph.order", node)
+            label.come_after(node, [first])
+
+    def _own(self, where: str, node: Any) -> None:
+        if not isinstance(node, Node) or node.op != "call_function" or node.graph != self.gm.graph:
+            raise BadValue(where, node, "operator calls of this graph, as graph.one gives them")
 
     def replace(self, node: Node, value: Any) -> None:
         """Let everything that used `node` use `value` (a node or a constant); drop `node`."""
         if isinstance(value, Node):
             node.replace_all_uses_with(value)
-            meta.inherit(value, node)
+            meta.inherit(value, node, place=False)
         else:
             for user in list(node.users):
                 user.args = map_arg(user.args, lambda n: value if n is node else n)
@@ -114,7 +151,10 @@ def text(gm: GraphModule) -> str:
             parts = [repr(a) for a in node.args] + [f"{k}={v!r}" for k, v in node.kwargs.items()]
             line = meta.source_line(node)
             called = f"{target_name(node.target)}({', '.join(parts)})"
-            lines.append(f"{node.name}: {kind} = {called}" + (f"  # {line}" if line else ""))
+            stream = label.stream_of(node)
+            notes = [f"on {stream!r}"] * (stream != MAIN) + ([line] if line else [])
+            said = f"  # {', '.join(notes)}" if notes else ""
+            lines.append(f"{node.name}: {kind} = {called}{said}")
         else:
             lines.append(f"{node.name}: {kind} = {node.op} {node.target}")
     return "\n".join(lines)

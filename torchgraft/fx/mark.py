@@ -1,4 +1,5 @@
-"""What a node's origin says about it: its modules, and `with graft.fallback():` around it."""
+"""What a node's origin says about it: its modules, and the `with graft.fallback():` or
+`with graft.stream(...):` around it."""
 
 from __future__ import annotations
 
@@ -13,9 +14,15 @@ from typing import Any
 import torch
 from torch.fx import Node, traceback
 
+from torchgraft.errors import BadValue
+from torchgraft.plan import MAIN
+
 _KEY = "torchgraft"
+_STREAM = "torchgraft_stream"
 SCOPE = "torchgraft_fallback"
 """How source generated from a TorchScript trace shows a `with graft.fallback():`."""
+STREAM_SCOPE = "torchgraft_stream="
+"""The same for a `with graft.stream(...):`; the name follows."""
 
 
 def fallback() -> contextlib.AbstractContextManager[Any]:
@@ -36,16 +43,62 @@ def fallback() -> contextlib.AbstractContextManager[Any]:
     """
     if torch.compiler.is_dynamo_compiling():
         return traceback.annotate({_KEY: "fallback"})
-    return _Fallback()
+    return _Annotated({_KEY: "fallback"})
 
 
-class _Fallback(contextlib.ExitStack):
-    def __enter__(self) -> _Fallback:
+def stream(name: str) -> contextlib.AbstractContextManager[Any]:
+    """Run what is computed inside on a stream of that name: `with graft.stream("side"):`.
+
+    Nothing else is needed: what reads a result on another stream waits for it, and all streams are
+    joined when the program returns. "main" is the stream of the caller; an inner block wins over
+    an outer one. Eager code does not notice. It holds where `fallback` holds.
+
+    >>> import torch, torchgraft as graft
+    >>> def model(x):
+    ...     with graft.stream("side"):
+    ...         y = x @ x
+    ...     return y + x.sin()
+    >>> compiled = graft.compile(model, (torch.eye(2),), mode="eager")
+    >>> sorted({step.stream for step in compiled.plan.launches})
+    ['main', 'side']
+    """
+    if not isinstance(name, str) or not name:
+        raise BadValue("graft.stream", name, "the name of a stream")
+    if torch.compiler.is_dynamo_compiling():
+        return traceback.annotate({_STREAM: name})
+    return _Annotated({_STREAM: name})
+
+
+class _Annotated(contextlib.ExitStack):
+    """Marks what is exported inside; does nothing anywhere else."""
+
+    def __init__(self, marks: dict[str, str]) -> None:
+        super().__init__()
+        self._marks = marks
+
+    def __enter__(self) -> _Annotated:
         super().__enter__()
         if torch.compiler.is_exporting():
-            self.enter_context(traceback.preserve_node_meta())
-            self.enter_context(traceback.annotate({_KEY: "fallback"}))
+            if not traceback.has_preserved_node_meta():  # a nested one would end the outer marks
+                self.enter_context(traceback.preserve_node_meta())
+            self.enter_context(traceback.annotate(self._marks))
         return self
+
+
+def stream_of(node: Node) -> str | None:
+    """The stream that the code around a node asks for."""
+    custom = node.meta.get("custom") or {}
+    if _STREAM in custom:
+        return str(custom[_STREAM])
+    if isinstance(custom.get("stream"), int):
+        return torch_stream(custom["stream"])
+    scope = _script_scope(node)
+    return scope.partition(STREAM_SCOPE)[2].partition("/")[0] or None
+
+
+def torch_stream(number: Any) -> str:
+    """The name of a stream that torch.compile numbered; 0 is the caller's."""
+    return f"stream{number}" if number else MAIN
 
 
 def in_fallback(node: Node) -> bool:
@@ -54,25 +107,37 @@ def in_fallback(node: Node) -> bool:
     return custom.get(_KEY) == "fallback" or SCOPE in _script_scope(node)
 
 
-def in_source(frames: Iterable[tuple[str, int]]) -> bool:
-    """Whether one of these lines (file, line) stands in a `with graft.fallback():`."""
-    return any(low <= line <= high for file, line in frames for low, high in _blocks(file))
+def scopes_in_source(frames: Iterable[tuple[str, int]]) -> list[str]:
+    """What the `with` blocks around these lines (file, line) ask for, as a trace's scope has it."""
+    found = [
+        scope for file, line in frames for low, high, scope in _blocks(file) if low <= line <= high
+    ]
+    streams = [scope for scope in found if scope != SCOPE]
+    return [SCOPE] * (SCOPE in found) + streams[-1:]
 
 
 @functools.lru_cache(maxsize=64)
-def _blocks(file: str) -> list[tuple[int, int]]:
-    """The lines of a file's `with ...fallback():` blocks; none where it cannot be read."""
+def _blocks(file: str) -> list[tuple[int, int, str]]:
+    """The lines of a file's `with ...fallback():` and `with ...stream("name"):` blocks, inner ones
+    last; none where it cannot be read."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return []
     return [
-        (node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno)
+        (node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno, scope)
         for node in ast.walk(tree)
         if isinstance(node, ast.With)
         for item in node.items
-        if re.search(r"\bfallback\(\)$", ast.unparse(item.context_expr))
+        if (scope := _scope_of(ast.unparse(item.context_expr)))
     ]
+
+
+def _scope_of(context: str) -> str:
+    if re.search(r"\bfallback\(\)$", context):
+        return SCOPE
+    named = re.search(r"\bstream\('([\w.-]+)'\)$", context)
+    return f"{STREAM_SCOPE}{named[1]}" if named else ""
 
 
 def modules_of(node: Node) -> list[tuple[str, str]]:
@@ -84,8 +149,9 @@ def modules_of(node: Node) -> list[tuple[str, str]]:
     scope = _script_scope(node)
     if scope:
         for part in scope.split("/"):
-            path, _, name = part.partition("=")
-            found.append((path, name))
+            if not part.startswith((SCOPE, STREAM_SCOPE)):
+                path, _, name = part.partition("=")
+                found.append((path, name))
     return found
 
 

@@ -152,11 +152,13 @@ def drop_unused(gm: GraphModule) -> None:
 
 
 _ORIGIN = ("stack_trace", "nn_module_stack", "custom", "original_aten")
+_PLACE = ("stream", "after", "scope")
 
 
-def inherit(node: Node, origin: Node) -> None:
-    """Let a new node say that it comes from where `origin` comes from: line, module, marks."""
-    for key in _ORIGIN:
+def inherit(node: Node, origin: Node, *, place: bool = True) -> None:
+    """Let a node say that it comes from where `origin` comes from: line, module, marks; and, with
+    `place`, run where and when it would have."""
+    for key in (*_ORIGIN, *_PLACE) if place else _ORIGIN:
         if key in origin.meta:
             node.meta.setdefault(key, origin.meta[key])
 

@@ -163,11 +163,14 @@ def aot_load(path: str, device: torch.device, constants: Mapping[str, Tensor]) -
 def _empty(aliases: Sequence[Tensor]) -> None:
     """Let go of what constants refer to. A container keeps a handle of each that it never frees
     (`MaybeOwningAtenTensorHandle`, torch 2.11 to 2.13), so that the weights would stay for good."""
-    for alias in aliases:
-        if alias.layout == torch.strided:
-            alias.set_()  # type: ignore[call-overload]
-        else:
-            alias.data = torch.zeros(1).to_mkldnn()
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), torch.no_grad():  # garbage may be collected in a trace
+        for alias in aliases:
+            if alias.layout == torch.strided:
+                alias.set_()  # type: ignore[call-overload]
+            else:
+                alias.data = torch.zeros(1).to_mkldnn()
 
 
 _CONTEXTS = 4
@@ -175,6 +178,13 @@ _CONTEXTS = 4
 
 
 # --- Sizes ---
+
+
+def is_size(mode: Any, number: Any) -> bool:
+    """Whether an integer, which may be symbolic, is never negative."""
+    if isinstance(number, int):
+        return number >= 0
+    return bool(mode.shape_env.bound_sympy(_torch.expression(number)).lower >= 0)
 
 
 @functools.cache

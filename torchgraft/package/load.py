@@ -23,6 +23,7 @@ from torchgraft.errors import (
 )
 from torchgraft.fx import edit
 from torchgraft.fx.capture import Capture
+from torchgraft.link import Branch
 from torchgraft.package import _torch as private
 from torchgraft.package import codec, machine, tensors
 from torchgraft.package.archive import Archive
@@ -30,7 +31,7 @@ from torchgraft.package.codec import field, index, text
 from torchgraft.package.library import with_ints
 from torchgraft.package.view import graph_module, report
 from torchgraft.plan import Plan
-from torchgraft.program import Branch, Program, captured
+from torchgraft.program import Program, captured, link
 from torchgraft.run import host
 from torchgraft.signature import Signature
 
@@ -113,7 +114,8 @@ class Loaded(Compiled):
         mode = field(body, "mode", str)
         if mode not in MODES:
             raise BadPackage(f"its mode is {mode!r}")
-        self.name, self.config = field(body, "name", str), Config(mode=mode)
+        self.name = field(body, "name", str)
+        self.config = Config(mode=mode, alias_outputs=field(body, "alias_outputs", bool))
         self.front_end = field(body, "front_end", str)
         self._weights = [_Weight(entry) for entry in field(body, "weights", list)]
         self._stored = self._read()
@@ -130,6 +132,11 @@ class Loaded(Compiled):
         if not self._gears:
             raise BadPackage("it has no program")
         self._reports = archive.json("report.json")
+
+    @property
+    def kind(self) -> str:
+        """The kind of device that it runs on."""
+        return self._device.type
 
     def place(self, name: str) -> torch.device:
         """The device here that a device of the package stands for."""
@@ -189,7 +196,7 @@ class Loaded(Compiled):
         for i, gear in enumerate(self._gears):
             program = self._parts[gear.program].program(self._parts, values, made)
             about = report(self._reports, i, self.name, self.front_end, self.config.mode)
-            run = captured(program.run, self.config.mode, gear.static, gear.written, about)
+            run = captured(program.run, self.config, gear.static, gear.written, about)
             programs.append(Program(program.gm, program.plan, run, about, program.linker))
         return programs
 
@@ -312,6 +319,7 @@ class _Part:
     """An entry of `programs`: a plan, and what its names mean."""
 
     def __init__(self, package: Loaded, data: Any, number: int, values: int) -> None:
+        self.device = package.kind
         self.plan: Plan = codec.to_plan(field(data, "plan", dict), package.place)
         self.kernels = {
             name: _Kernel(package, kernel, values)
@@ -335,7 +343,7 @@ class _Part:
             name: values[what] if kind == "value" else next(held) if kind == "program" else what
             for name, (kind, what, _) in self.constants.items()
         }
-        return host.link(self.plan, kernels, constants)
+        return link(self.plan, kernels, constants, self.device)
 
     def program(
         self, parts: Sequence[_Part], values: Sequence[Tensor], made: dict[int, Program]

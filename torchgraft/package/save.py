@@ -21,10 +21,11 @@ from torchgraft.compile import Compiled
 from torchgraft.errors import NotSavable
 from torchgraft.fx import meta
 from torchgraft.fx.prepare import Prepare
+from torchgraft.link import Branch
 from torchgraft.package import archive, codec, machine, tensors
 from torchgraft.package.library import Library, LibraryLinker
 from torchgraft.plan import Buffer, Free, Launch, Plan
-from torchgraft.program import Branch, Program, written
+from torchgraft.program import Program, written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,7 @@ def pack(compiled: Compiled, weights: Mapping[str, Tensor]) -> Package:
             "name": compiled.name,
             "front_end": compiled.front_end,
             "mode": compiled.config.mode,
+            "alias_outputs": compiled.config.alias_outputs,
             "gears": gears,
             "programs": writer.programs,
             "prepare": writer.prepared(),

@@ -83,7 +83,7 @@ def common_subexpressions(gm: GraphModule, example_inputs: Sequence[Any], config
 
 
 def _key(node: Node) -> Any:
-    """Equal for equal calls. Types count: 1, 1.0 and True are different arguments."""
+    """Equal for equal calls on one stream. Types count: 1, 1.0 and True are different arguments."""
 
     def freeze(arg: Any) -> Any:
         if isinstance(arg, (list, tuple)):
@@ -94,7 +94,7 @@ def _key(node: Node) -> Any:
             return (float, arg.hex())
         return arg if isinstance(arg, Node) else (type(arg), arg)
 
-    key = (node.target, freeze(node.args), freeze(node.kwargs))
+    key = (node.target, freeze(node.args), freeze(node.kwargs), node.meta.get("stream"))
     try:
         hash(key)
     except TypeError:

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
+from torchgraft import _torch
 from torchgraft.config import Config
 from torchgraft.errors import BadPass, BadValue, GraftError, PassFailed, PassOrder, UnknownName
-from torchgraft.fx import meta
+from torchgraft.fx import label, meta
+from torchgraft.fx.label import Labels
 from torchgraft.passes.builtin import BUILTIN, dead_code
 from torchgraft.passes.pattern.define import STAGE, Pattern
 from torchgraft.passes.pattern.rewrite import apply
@@ -116,23 +118,34 @@ def _sorted(names: list[str], edges: dict[str, set[str]]) -> list[str]:
 
 
 def run(
-    gm: GraphModule, example_inputs: Sequence[Any], config: Config, watch: Watch | None = None
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    config: Config,
+    watch: Watch | None = None,
+    labels: Labels | None = None,
 ) -> list[Step]:
     """Run every pass and pattern on the graph, in place. After each one that changed it the graph
     is checked, its values are brought up to date and dead nodes are gone; what it did is in its
-    `Step`. With a `watch` its results are compared, too."""
+    `Step`. With a `watch` its results are compared, too. What stream markers said, in the graph as
+    it comes or put in by a pass, is added to `labels`."""
     steps: list[Step] = []
     index: Index | None = None  # of the graph as it is; lives from pattern to pattern
-    for spec in passes_for(config):
-        if watch is not None:
-            watch.before(gm)
-        if isinstance(spec, Pattern):
-            index = index or Index(gm)
-            steps.append(_run_pattern(spec, index, config, watch))
-            index = None if steps[-1].hits and spec.replacement is not None else index
-        else:
-            steps.append(_run_one(spec, gm, example_inputs, config, watch))
-            index = None
+    labels = labels if labels is not None else Labels()
+    label.label(gm, labels)
+    with _torch.replacements(gm) as replaced:
+        for spec in passes_for(config):
+            replaced.clear()
+            if watch is not None:
+                watch.before(gm)
+            if isinstance(spec, Pattern):
+                index = index or Index(gm)
+                steps.append(_run_pattern(spec, index, config, watch, replaced))
+                index = None if steps[-1].hits and spec.replacement is not None else index
+            else:
+                steps.append(_run_one(spec, gm, example_inputs, config, watch, replaced))
+                if spec.stage != "built-in" and label.has_markers(gm.graph):
+                    label.label(gm, labels)
+                index = None
     return steps
 
 
@@ -142,6 +155,7 @@ def _run_one(
     example_inputs: Sequence[Any],
     config: Config,
     watch: Watch | None,
+    replaced: dict[Node, str],
 ) -> Step:
     before, start = meta.snapshot(gm.graph), time.perf_counter()
     outputs = len(meta.outputs_of(gm))
@@ -153,10 +167,16 @@ def _run_one(
         raise
     except Exception as error:
         raise PassFailed(spec.name, spec.stage, spec.where, error) from error
-    return _finish(spec, gm, before, outputs, start, watch)
+    return _finish(spec, gm, before, outputs, start, watch, replaced)
 
 
-def _run_pattern(spec: Pattern, index: Index, config: Config, watch: Watch | None) -> Step:
+def _run_pattern(
+    spec: Pattern,
+    index: Index,
+    config: Config,
+    watch: Watch | None,
+    replaced: dict[Node, str],
+) -> Step:
     gm, start = index.gm, time.perf_counter()
     before: meta.Snapshot = {}
     outputs = len(meta.outputs_of(gm))
@@ -168,7 +188,7 @@ def _run_pattern(spec: Pattern, index: Index, config: Config, watch: Watch | Non
         raise PassFailed(spec.name, spec.stage, spec.where, error) from error
     hits, miss = tuple(outcome.hits), str(outcome.miss or "")
     if hits and spec.replacement is not None:
-        step = _finish(spec, gm, before, outputs, start, watch)
+        step = _finish(spec, gm, before, outputs, start, watch, replaced)
     else:
         took, count = time.perf_counter() - start, len(gm.graph.nodes)
         step = Step(spec.name, spec.stage, took, added=0, removed=0, changed=0, nodes=count)
@@ -182,10 +202,13 @@ def _finish(
     outputs: int,
     start: float,
     watch: Watch | None,
+    replaced: dict[Node, str],
 ) -> Step:
     """Check the graph that a pass or a pattern left, clean it, and say what changed."""
     inputs = sum(node.op == "placeholder" for node in before)
     meta.check(gm, spec.name, inputs, outputs)
+    label.settle(gm, replaced, before)
+    label.sort(gm)
     meta.refresh(gm, before, spec.name)
     dead_code(gm, (), Config())
     after = set(gm.graph.nodes)

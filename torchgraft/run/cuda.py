@@ -34,13 +34,21 @@ class Captured:
     Inputs are copied into the graph's own (those of `static` keep their address: a moved one is
     captured again), outputs are fresh tensors, written inputs are copied back. A program that
     cannot be captured runs as it is, and the report says why. One call at a time: the graph's
-    memory is shared between its replays.
+    memory is shared between its replays. With `alias_outputs` the outputs are the graph's own,
+    good until the next call.
     """
 
     def __init__(
-        self, run: _torch.Flat, *, static: frozenset[int], written: frozenset[int], report: Report
+        self,
+        run: _torch.Flat,
+        *,
+        static: frozenset[int],
+        written: frozenset[int],
+        report: Report,
+        alias_outputs: bool = False,
     ) -> None:
         self._run, self._static, self._written, self._report = run, static, written, report
+        self._alias_outputs = alias_outputs
         self._entries: collections.OrderedDict[Any, _Entry] = collections.OrderedDict()
         self._lock = threading.Lock()
         self._refused = False
@@ -114,8 +122,10 @@ class Captured:
         for i, output in enumerate(entry.outputs):
             if i in entry.aliases:
                 results.append(_same_view(output, entry.inputs, args, entry.aliases[i]))
+            elif self._alias_outputs or not isinstance(output, Tensor):
+                results.append(output)
             else:
-                results.append(output.clone() if isinstance(output, Tensor) else output)
+                results.append(output.clone())
         args.clear()
         return results
 

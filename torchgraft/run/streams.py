@@ -96,7 +96,8 @@ def link_host(
             call.fail(error)
 
     def side(name: str, call: _HostCall) -> None:
-        walk(by_stream[name], call, _delay(adversary, name))
+        with torch.inference_mode(call.inference), torch.no_grad():
+            walk(by_stream[name], call, _delay(adversary, name))
         call.done.release()
 
     def run(args: list[Any]) -> list[Any]:
@@ -121,6 +122,7 @@ class _HostCall(_Call):
         super().__init__(plan, args, constants)
         self.events = {name: threading.Event() for name in events}
         self.done = threading.Semaphore(0)
+        self.inference = torch.is_inference_mode_enabled()
         self.error: BaseException | None = None
 
     def step(self, step: PlanStep, kernels: Mapping[str, Kernel]) -> None:
@@ -142,21 +144,27 @@ class _HostCall(_Call):
 
 
 class _Worker:
-    """A thread that runs what it is given, in order, without recording gradients."""
+    """A thread that runs what it is given, in order."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._loop, args=(self._jobs,), daemon=True).start()
-        weakref.finalize(self, self._jobs.put, None)
+        thread = threading.Thread(target=self._loop, args=(self._jobs,), daemon=True)
+        thread.start()
+        weakref.finalize(self, self._stop, self._jobs, thread)
 
     def submit(self, job: Callable[[], Any]) -> None:
         self._jobs.put(job)
 
     @staticmethod
+    def _stop(jobs: queue.SimpleQueue[Callable[[], Any] | None], thread: threading.Thread) -> None:
+        jobs.put(None)
+        if thread is not threading.current_thread():  # at exit, none may be left inside torch
+            thread.join()
+
+    @staticmethod
     def _loop(jobs: queue.SimpleQueue[Callable[[], Any] | None]) -> None:
-        with torch.no_grad():
-            while (job := jobs.get()) is not None:
-                job()
+        while (job := jobs.get()) is not None:
+            job()
 
 
 def _delay(seed: int | None, stream: str) -> Callable[[], None]:

@@ -24,21 +24,25 @@ def schedule(
     *,
     shared: Sequence[tuple[Buffer, Buffer]] = (),
     after: Iterable[tuple[int, int]] = (),
+    data: bool = True,
 ) -> Plan:
     """A plan of the launches that keeps data order and the pairs of `after` (first, then).
+
+    Without `data` only the pairs are kept: the plan that the author of the pairs wrote, which may
+    have hazards and is not to be run.
 
     Every stream is forked from the caller's and joined into it again; each buffer is freed as soon
     as that is safe.
     """
     bare = Plan(tuple(inputs), tuple(constants), tuple(launches), outputs, tuple(shared))
-    waits = _waits(bare, launches, after)
+    waits = _waits(bare, launches, after, data)
     steps = _steps(launches, waits)
     ordered = Plan(bare.inputs, bare.constants, tuple(steps), outputs, bare.shared)
-    return _with_frees(ordered)
+    return _with_frees(ordered) if data else ordered
 
 
 def _waits(
-    plan: Plan, launches: Sequence[Launch], after: Iterable[tuple[int, int]]
+    plan: Plan, launches: Sequence[Launch], after: Iterable[tuple[int, int]], data: bool
 ) -> dict[int, list[int]]:
     """For each launch (and the end, at len(launches)): whom its stream must wait for."""
     roots = memories(plan)
@@ -66,7 +70,7 @@ def _waits(
         steps = list(wanted.get(at, ()))
         if launch.stream not in clocks:
             steps.append(ENTRY)  # a stream starts where the caller's is, read or not
-        for buffer, writes in touched.items():
+        for buffer, writes in touched.items() if data else ():
             held = memory.setdefault(buffer, Memory())
             before = held.before_write() if writes else held.before_read()
             steps += [step for _, _, step, _ in before]
@@ -75,7 +79,7 @@ def _waits(
         clock[launch.stream] = tick = clock.get(launch.stream, 0) + 1
         ticks[at], known[at] = (launch.stream, tick), dict(clock)
         for buffer, writes in touched.items():
-            memory[buffer].touched(launch.stream, tick, at, writes)
+            memory.setdefault(buffer, Memory()).touched(launch.stream, tick, at, writes)
     last = {launch.stream: at for at, launch in enumerate(launches)}
     need(len(launches), MAIN, last.values())
     return waits
@@ -98,45 +102,29 @@ def _event(step: int) -> str:
 
 
 def _with_frees(plan: Plan) -> Plan:
-    """The plan with a free for every buffer that is not returned, at the first point of the stream
-    that made it whose clock covers every use; at the end where there is none."""
-    roots = memories(plan)
-    keep = set(buffers(plan.outputs)) | {b for b, _ in plan.constants}
-    uses: dict[Buffer, dict[str, int]] = {}  # memory -> stream -> tick of its last use
-    last: dict[Buffer, int] = {}  # memory -> step of its last use
-    owner = {roots.get(b, b): MAIN for b in plan.inputs}
-    members: dict[Buffer, list[Buffer]] = {}
-    ticks: Clock = {MAIN: 1}
-    for at, step in enumerate(plan.steps):
-        if isinstance(step, Launch):
-            ticks[step.stream] = tick = ticks.get(step.stream, 0) + 1
-            for memory in accesses(step, roots):
-                uses.setdefault(memory, {})[step.stream] = tick
-                last[memory] = at
-                owner.setdefault(memory, step.stream)
-            for buffer in (*step.reads, *(out for out in step.outputs if out is not None)):
-                held = members.setdefault(roots.get(buffer, buffer), [])
-                if buffer not in held:
-                    held.append(buffer)
-    dying = {m for m in last if not any(b in keep for b in members.get(m, ()))}
-    return _place_frees(plan, dying, uses, last, owner, members)
-
-
-def _place_frees(
-    plan: Plan,
-    dying: set[Buffer],
-    uses: dict[Buffer, dict[str, int]],
-    last: dict[Buffer, int],
-    owner: dict[Buffer, str],
-    members: dict[Buffer, list[Buffer]],
-) -> Plan:
+    """The plan with a free for every buffer that is not returned: at the first point of the stream
+    that made it whose clock covers every use. Where that stream has nothing more to do, any stream
+    may free it that knows of every use; nobody can take the memory in between."""
+    lives = _Lives(plan)
     by_step: dict[int, list[Buffer]] = {}
-    for memory in dying:
-        by_step.setdefault(last[memory], []).append(memory)
+    for memory in lives.dying:
+        by_step.setdefault(lives.last[memory], []).append(memory)
     waiting: dict[str, list[Buffer]] = {}  # by the stream that made them
+    orphans: list[Buffer] = []
     clocks: dict[str, Clock] = {MAIN: {MAIN: 1}}
     events: dict[str, Clock] = {}
     steps: list[PlanStep] = []
+
+    def free(candidates: list[Buffer], step: PlanStep) -> list[Buffer]:
+        """Free what the step's stream knows to be over; what is left."""
+        clock, left = clocks[step.stream], []
+        for memory in candidates:
+            if all(clock.get(stream, 0) >= tick for stream, tick in lives.uses[memory].items()):
+                steps.extend(Free(b, step.stream) for b in lives.members[memory])
+            else:
+                left.append(memory)
+        return left
+
     for at, step in enumerate(plan.steps):
         steps.append(step)
         clock = clocks.setdefault(step.stream, {})
@@ -146,16 +134,50 @@ def _place_frees(
             events[step.event] = dict(clock)
         elif isinstance(step, Wait):
             join(clock, events[step.event])
+            # Only here does a stream learn of others; a use of its own it knows at once, below.
+            if step.stream in waiting:
+                waiting[step.stream] = free(waiting[step.stream], step)
+            orphans = free(orphans, step)
+        if lives.ends.get(step.stream) == at:
+            orphans += waiting.pop(step.stream, [])
         for memory in sorted(by_step.get(at, ()), key=_number):
-            waiting.setdefault(owner[memory], []).append(memory)
-        held = waiting.get(step.stream, [])
-        for memory in list(held):
-            if all(clock.get(stream, 0) >= tick for stream, tick in uses[memory].items()):
-                held.remove(memory)
-                steps += [Free(b, step.stream) for b in sorted(members[memory], key=_number)]
-    for memory in sorted((m for held in waiting.values() for m in held), key=_number):
-        steps += [Free(b) for b in sorted(members[memory], key=_number)]  # all are joined by now
+            owner = lives.owner[memory]
+            if owner == step.stream or lives.ends[owner] <= at:
+                left = free([memory], step)
+                (orphans if lives.ends[owner] <= at else waiting.setdefault(owner, [])).extend(left)
+            else:
+                waiting.setdefault(owner, []).append(memory)
+    for memory in sorted((*orphans, *(m for held in waiting.values() for m in held)), key=_number):
+        steps += [Free(b) for b in lives.members[memory]]  # all are joined by now
     return Plan(plan.inputs, plan.constants, tuple(steps), plan.outputs, plan.shared)
+
+
+class _Lives:
+    """For each piece of memory: who made it, who uses it last, and which buffers it holds."""
+
+    def __init__(self, plan: Plan) -> None:
+        roots = memories(plan)
+        keep = set(buffers(plan.outputs)) | {b for b, _ in plan.constants}
+        self.uses: dict[Buffer, dict[str, int]] = {}  # memory -> stream -> tick of its last use
+        self.last: dict[Buffer, int] = {}  # memory -> step of its last use
+        self.owner = {roots.get(b, b): MAIN for b in plan.inputs}
+        self.ends: dict[str, int] = {MAIN: len(plan.steps)}  # stream -> its last step
+        held: dict[Buffer, dict[Buffer, None]] = {}
+        ticks: Clock = {MAIN: 1}
+        for at, step in enumerate(plan.steps):
+            if step.stream != MAIN:
+                self.ends[step.stream] = at
+            if not isinstance(step, Launch):
+                continue
+            ticks[step.stream] = tick = ticks.get(step.stream, 0) + 1
+            for memory in accesses(step, roots):
+                self.uses.setdefault(memory, {})[step.stream] = tick
+                self.last[memory] = at
+                self.owner.setdefault(memory, step.stream)
+            for buffer in (*step.reads, *(out for out in step.outputs if out is not None)):
+                held.setdefault(roots.get(buffer, buffer), {})[buffer] = None
+        self.members = {memory: sorted(some, key=_number) for memory, some in held.items()}
+        self.dying = [m for m in self.last if keep.isdisjoint(self.members.get(m, ()))]
 
 
 def _number(buffer: Buffer) -> int:

@@ -30,10 +30,19 @@ class Hazard:
 
 def memories(plan: Plan) -> dict[Buffer, Buffer]:
     """For each buffer that may share memory with an earlier one: the first of those."""
-    roots: dict[Buffer, Buffer] = {}
-    for view, base in plan.shared:
-        roots[view] = roots.get(base, base)
-    return roots
+    parents: dict[Buffer, Buffer] = {}
+
+    def root(buffer: Buffer) -> Buffer:
+        while buffer in parents:
+            parents[buffer] = parents.get(parents[buffer], parents[buffer])
+            buffer = parents[buffer]
+        return buffer
+
+    for view, base in plan.shared:  # a view of two buffers makes their memory one
+        one, two = root(view), root(base)
+        if one != two:
+            parents[one] = two
+    return {buffer: root(buffer) for buffer in parents}
 
 
 def join(clock: Clock, other: Clock) -> None:
@@ -84,6 +93,8 @@ def hazards(plan: Plan) -> list[Hazard]:
     clocks: dict[str, Clock] = {MAIN: {MAIN: 1}}
     events: dict[str, Clock] = {}
     memory: dict[Buffer, Memory] = {}
+    owner = dict.fromkeys((roots.get(b, b) for b in plan.inputs), MAIN)
+    ends = {step.stream: at for at, step in enumerate(plan.steps) if isinstance(step, Launch)}
     for buffer in plan.inputs:  # the caller made them, on its stream, before the first step
         memory.setdefault(roots.get(buffer, buffer), Memory()).touched(MAIN, 1, -1, True)
     found: list[Hazard] = []
@@ -105,6 +116,7 @@ def hazards(plan: Plan) -> list[Hazard]:
             tick = clock.get(step.stream, 0) + 1
             for buffer, writes in accesses(step, roots).items():
                 held = memory.setdefault(buffer, Memory())
+                owner.setdefault(buffer, step.stream)
                 check(buffer, held.before_write() if writes else held.before_read(), clock, at, "")
                 held.touched(step.stream, tick, at, writes)
             clock[step.stream] = tick
@@ -113,7 +125,10 @@ def hazards(plan: Plan) -> list[Hazard]:
         elif isinstance(step, Free):
             root = roots.get(step.buffer, step.buffer)
             if root in memory:
-                check(step.buffer, memory[root].before_write(), clock, at, "free")
+                # Who made it may take it again at once, if it has anything left to do.
+                made = owner[root]
+                taker = clocks[made] if ends.get(made, -1) > at else clock
+                check(step.buffer, memory[root].before_write(), taker, at, "free")
         else:
             join(clock, events[step.event])
     for out in set(buffers(plan.outputs)) | set(plan.inputs):

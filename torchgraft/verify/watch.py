@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from torchgraft import _torch
 from torchgraft.config import Config
 from torchgraft.errors import ResultChanged, first_line
-from torchgraft.fx import meta
+from torchgraft.fx import label, meta
 from torchgraft.fx.dialect import is_random
 from torchgraft.fx.edit import target_name
 from torchgraft.report import Report
@@ -140,6 +140,7 @@ class Watch:
 
     def _pin(self, gm: GraphModule, guilty: Guilty | None, failure: ResultChanged) -> str:
         gm.graph = copy.deepcopy(self.old.graph)
+        label.rebind(gm.graph)
         if guilty is not None:
             for node in gm.graph.nodes:
                 if node.name == guilty.before.name:

@@ -75,7 +75,7 @@ class Tree:
 
     def scope_of(self, node: Node) -> str:
         """The modules that a trace met a node in, as `path=Class/...`; a saved one has forgotten.
-        A `with graft.fallback():` is shown last."""
+        `with graft.fallback():` and `with graft.stream(...):` are shown last."""
         parts = []
         for part in filter(None, node.scopeName().split("/")):
             path = part.removeprefix("__module.")
@@ -85,7 +85,7 @@ class Tree:
                 module = None
             name = getattr(module, "original_name", "")
             parts.append(re.sub(r"[^\w./=]", "?", f"{path}={name}", flags=re.ASCII))
-        return "/".join([*parts, *[mark.SCOPE] * mark.in_source(frames_of(node))])
+        return "/".join([*parts, *mark.scopes_in_source(frames_of(node))])
 
     def is_written(self, node: Node) -> bool:
         """Whether the attribute that a node reads is also assigned somewhere."""

@@ -245,7 +245,8 @@ def _inline(
     """Copy the replacement's nodes into the graph, before `place`."""
     env: dict[Node, Any] = {}
     sources = matching.nodes_in(bound)
-    marks = {k: place.meta[k] for k in ("stack_trace", "stream") if k in place.meta}
+    kept = ("stack_trace", "stream", "after", "scope")
+    marks = {key: place.meta[key] for key in kept if key in place.meta}
     with gm.graph.inserting_before(place):
         for node in made.graph.nodes:
             if node.op == "placeholder":
