@@ -717,7 +717,8 @@ def register_backend(name: str, compiler: Callable[..., Any]) -> None:
 
 def register_device(name: str, module: ModuleType) -> None:
     """Make `module` what `torch.<name>` is; part of torch's interface for devices of others."""
-    torch._register_device_module(name, module)
+    register: Any = torch._register_device_module  # untyped in torch
+    register(name, module)
 
 
 def drop_fake(name: str) -> None:
