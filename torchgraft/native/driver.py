@@ -63,10 +63,13 @@ def build(target: str) -> Root:
     """Build a target, or find it built, and give its root.
 
     The first build of a target takes a minute or two; after that this costs some milliseconds.
-    Raises `NativeBuild` where a tool is missing or the compiler refuses.
+    Raises `NativeBuild` where a tool is missing or the compiler refuses. A root that was built
+    elsewhere is used where `TORCHGRAFT_NATIVE` names it.
     """
     if target not in targets():
         raise UnknownName("native target", target, targets(), where="torchgraft.native.build")
+    if given := os.environ.get("TORCHGRAFT_NATIVE"):
+        return Root(Path(given))
     tools = _tools(target)
     folder = cache_dir() / "native"
     root = folder / f"{target}-{_digest(target, tools)}"
