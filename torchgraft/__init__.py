@@ -13,6 +13,7 @@ from torchgraft.op.check import check
 from torchgraft.op.declare import load_prototypes
 from torchgraft.op.define import Op, op
 from torchgraft.op.samples import Make
+from torchgraft.package.load import load
 from torchgraft.passes import fusions
 from torchgraft.passes.pattern.define import pattern
 from torchgraft.passes.pattern.explain import explain_match
@@ -52,6 +53,7 @@ __all__ = [
     "fallback",
     "fusions",
     "fx_pass",
+    "load",
     "load_prototypes",
     "op",
     "pattern",

@@ -58,19 +58,20 @@ class Role:
     static: frozenset[int] = frozenset()  # inputs that keep their address between calls
 
 
-def build(gm: GraphModule, config: Config, role: Role, name: str) -> Program:
+def build(
+    gm: GraphModule, config: Config, role: Role, name: str, linker: type[Linker] | None = None
+) -> Program:
     """Compile a graph in our dialect. `gm` is changed."""
     with _torch.compiling(), _torch.size_oblivious(gm.meta.get("dynamic", False)):
-        return _build(gm, config, role, name)
+        return _build(gm, config, role, name, linker or Linker)
 
 
-def _build(gm: GraphModule, config: Config, role: Role, name: str) -> Program:
+def _build(
+    gm: GraphModule, config: Config, role: Role, name: str, linker: type[Linker]
+) -> Program:
     report = Report(name, role.front_end, config.mode, _device(gm))
-    program = _assemble(gm, config, role, report)
-    if config.mode in ("reduce-overhead", "max-autotune") and report.device == "cuda":
-        program.run = cuda.Captured(
-            program.run, static=role.static, written=_written(gm), report=report
-        )
+    program = _assemble(gm, config, role, report, linker)
+    program.run = captured(program.run, config.mode, role.static, written(gm), report)
     _say(report, config)
     remember(report)
     log.debug("%s\n%s", report, program.plan)
@@ -95,7 +96,9 @@ def _culprit(node: Placed) -> str:
     return f"{node.node} ({node.op}){at}: {node.kind}: {node.reason}"
 
 
-def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Program:
+def _assemble(
+    gm: GraphModule, config: Config, role: Role, report: Report, linker: type[Linker]
+) -> Program:
     """Everything from the captured graph to a function that runs."""
     watch: Watch | None = None
     if config.verify != "off":
@@ -112,7 +115,7 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
     gm.recompile()
     report.seconds["passes"] = time.perf_counter() - start
     start = time.perf_counter()
-    program = _link(gm, config, role, report)
+    program = _link(linker(gm, config, role, report))
     if watch is not None and captured is not None and config.verify != "each":
         program = _compared(program, watch, captured, role)
     report.seconds["code"] = time.perf_counter() - start
@@ -135,10 +138,19 @@ def _convert(gm: GraphModule, config: Config, watch: Watch | None) -> list[Conve
         pinned |= {guilty} if guilty and guilty not in pinned else set(became)
 
 
-def _link(gm: GraphModule, config: Config, role: Role, report: Report) -> Program:
-    linker = Linker(gm, config, role, report)
+def _link(linker: Linker) -> Program:
     plan = linker.plan()
-    return Program(gm, plan, host.link(plan, linker.kernels, linker.constants), report, linker)
+    run = host.link(plan, linker.kernels, linker.constants)
+    return Program(linker.gm, plan, run, linker.report, linker)
+
+
+def captured(
+    run: _torch.Flat, mode: str, static: frozenset[int], written: frozenset[int], report: Report
+) -> _torch.Flat:
+    """The program as one CUDA graph, where its mode asks for that."""
+    if mode in ("reduce-overhead", "max-autotune") and report.device == "cuda":
+        return cuda.Captured(run, static=static, written=written, report=report)
+    return run
 
 
 def _compared(program: Program, watch: Watch, captured: GraphModule, role: Role) -> Program:
@@ -156,7 +168,7 @@ def _compared(program: Program, watch: Watch, captured: GraphModule, role: Role)
         nodes[0].meta["pinned"] = f"{found.by} changed its result"
         report.notes.append(f"pinned: {found}")
         report.nodes.clear()
-        program = _link(program.gm, config, role, report)
+        program = _link(type(program.linker)(program.gm, config, role, report))
     return program
 
 
@@ -166,7 +178,7 @@ def _device(gm: GraphModule) -> str:
     return "cuda" if "cuda" in kinds else next(iter(sorted(kinds - {"cpu"})), "cpu")
 
 
-def _written(gm: GraphModule) -> frozenset[int]:
+def written(gm: GraphModule) -> frozenset[int]:
     """Which inputs the program writes to."""
     inputs = gm.graph.find_nodes(op="placeholder")
     written = {
@@ -174,6 +186,18 @@ def _written(gm: GraphModule) -> frozenset[int]:
         for n in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     }
     return frozenset(i for i, node in enumerate(inputs) if node in written)
+
+
+@dataclasses.dataclass
+class Branch:
+    """A branch of `cond` or `while_loop`, as the function that those call."""
+
+    program: Program
+    single: bool  # it gives one value, not a tuple
+
+    def __call__(self, *operands: Any) -> Any:
+        outputs = self.program.run(list(operands))
+        return outputs[0] if self.single else tuple(outputs)
 
 
 class Linker:
@@ -187,7 +211,7 @@ class Linker:
         self.objects: dict[str, Buffer] = {}
         self.launches: list[Launch] = []
         self.owned: dict[Any, Tensor] = {}  # copies of the module's weights
-        self.branches: dict[str, Callable[..., Any]] = {}
+        self.branches: dict[str, Branch] = {}
         self.units: list[Unit] = []
 
     def plan(self) -> Plan:
@@ -222,7 +246,8 @@ class Linker:
                 graphs = [n for n in node.all_input_nodes if n.op == "get_attr"]
                 try:
                     for graph in graphs:
-                        self._branch(str(graph.target))
+                        if isinstance(meta.attribute(self.gm, str(graph.target)), GraphModule):
+                            self.branch(str(graph.target))
                 except ResultChanged:
                     raise
                 except Exception as error:
@@ -233,12 +258,13 @@ class Linker:
                 places[node] = Place(KERNEL, "its branches are compiled", "control flow")
         return places
 
-    def _branch(self, target: str) -> None:
+    def branch(self, target: str) -> Branch:
+        """The graph of this name, compiled."""
+        if target in self.branches:
+            return self.branches[target]
         held = meta.attribute(self.gm, target)
-        if target in self.branches or not isinstance(held, GraphModule):
-            return
         gm = GraphModule(held, copy.deepcopy(held.graph))
-        gm.meta["fake_mode"] = self.gm.meta["fake_mode"]
+        gm.meta |= {k: v for k, v in self.gm.meta.items() if k in ("fake_mode", "prepare")}
         output = next(iter(reversed(gm.graph.nodes)))
         single = not isinstance(output.args[0], (tuple, list))
         if single:
@@ -249,18 +275,14 @@ class Linker:
         dialect.canonicalise(gm)
         report = Report(target, self.role.front_end, self.config.mode, self.report.device)
         role = dataclasses.replace(self.role, static=frozenset())
-        run = _assemble(gm, self.config, role, report).run
+        program = _assemble(gm, self.config, role, report, type(self))
         for node in report.nodes:
             name, region = f"{target}/{node.node}", f"{target}/{node.region}"
             self.report.nodes.append(dataclasses.replace(node, node=name, region=region))
         self.report.conversions += report.conversions
         self.report.notes += [f"{target}: {note}" for note in report.notes]
-
-        def branch(*operands: Any) -> Any:
-            outputs = run(list(operands))
-            return outputs[0] if single else tuple(outputs)
-
-        self.branches[target] = branch
+        self.branches[target] = Branch(program, single)
+        return self.branches[target]
 
     def _fresh(self) -> Buffer:
         return Buffer(len(self.numbers) + len(self.objects))
@@ -290,6 +312,8 @@ class Linker:
             return constant
         if (key := _view(constant)) not in self.owned:
             self.owned[key] = constant.clone(memory_format=torch.preserve_format)
+            if "prepare" in self.gm.meta:
+                self.gm.meta["prepare"].same(self.owned[key], constant)
         return self.owned[key]
 
     def _object(self, value: Any) -> Buffer:
