@@ -58,6 +58,14 @@ def compile(
     ...
     """
     config = Config.given(config).replace(**fields)
+    taken = captured_for(model, inputs, kwargs, config)
+    return taken if isinstance(taken, Compiled) else _compiled(*taken, config)
+
+
+def captured_for(
+    model: Any, inputs: Any, kwargs: Mapping[str, Any] | None, config: Config
+) -> tuple[str, str, list[Capture]] | Partial:
+    """A program's name, its front end and its graphs; a `Partial` where it is not one graph."""
     if isinstance(model, (str, os.PathLike)):
         model = load(model)
     name = _name(model)
@@ -65,7 +73,7 @@ def compile(
         taken = from_exported(model, freeze=config.freeze, keep=candidates(config))
         if config.verify != "off" and model.example_inputs is not None:
             _samples(taken, _torch.flatten(model.example_inputs)[0])
-        return Compiled(name, "export", [taken], config)
+        return name, "export", [taken]
     if not callable(model):
         raise BadValue("model", model, "a module, a function, an exported program or a path")
     if inputs is None and kwargs is None:
@@ -85,7 +93,17 @@ def compile(
             leaves = _torch.flatten((one.args, one.kwargs))[0]
             known = zip(leaves, one.ranges, strict=True)
             _samples(taken, [leaf if ranges is None else None for leaf, ranges in known])
-    return Compiled(name, front_end, captures, config)
+    return name, front_end, captures
+
+
+def _compiled(
+    name: str, front_end: str, captures: Sequence[Capture], config: Config
+) -> Compiled:
+    if config.cache_dir is None:
+        return Compiled(name, front_end, captures, config)
+    from torchgraft.package.cache import Cache
+
+    return Cache(config.cache_dir, config.cache_bytes).get(name, front_end, captures, config)
 
 
 def _samples(taken: Capture, leaves: Sequence[Any]) -> None:
@@ -98,13 +116,20 @@ class Compiled:
     """A compiled program: call it as the model. Thread-safe; records no gradients."""
 
     def __init__(
-        self, name: str, front_end: str, captures: Sequence[Capture], config: Config
+        self,
+        name: str,
+        front_end: str,
+        captures: Sequence[Capture],
+        config: Config,
+        *,
+        link: bool = True,
     ) -> None:
         self.name, self.config = name, config
-        self._front_end = front_end
+        self.front_end = front_end
         # The graphs as captured, without weights: new weights start from here.
         self._sources = [(copy.deepcopy(c.gm.graph), dict(c.gm.meta), c) for c in captures]
-        self._link([self.build(c.gm, c) for c in captures])
+        if link:
+            self._link([self.build(c.gm, c) for c in captures])
 
     def build(
         self, gm: GraphModule, source: Capture, linker: type[Linker] | None = None
@@ -112,7 +137,7 @@ class Compiled:
         """Compile a graph that was captured."""
         count = len(gm.graph.find_nodes(op="placeholder"))
         static = frozenset(range(count - len(source.states), count))
-        program = build(gm, self.config, Role(self._front_end, static=static), self.name, linker)
+        program = build(gm, self.config, Role(self.front_end, static=static), self.name, linker)
         if source.weights:
             program.report.notes.append(
                 f"{len(source.weights)} weights are frozen: later changes to the module are not "
@@ -241,9 +266,18 @@ class Compiled:
         """
         from torchgraft.package.save import pack
 
-        pack(self, self._originals(weights)).write(path)
+        pack(self, self.originals(weights)).write(path)
 
-    def _originals(self, given: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    def script(self) -> torch.jit.ScriptModule:
+        """The program as a ScriptModule, for `torch.jit.save`; it holds the package in a buffer.
+
+        `torch.jit.load` gives it back in any process that has imported torchgraft.
+        """
+        from torchgraft.package.script import to_script
+
+        return to_script(self)
+
+    def originals(self, given: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """The weights before anything was folded."""
         wanted = {n: w for source in self.captures for n, w in source.weights.items()}
         if given is not None:

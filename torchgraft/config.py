@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,11 @@ class Config:
     """Where scripts that reproduce a difference go; None: a temporary folder."""
     inductor: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     """Options for the code generator, as `torch.compile(options=...)` takes them."""
+    cache_dir: str | os.PathLike[str] | None = None
+    """`graft.compile` only: keep compiled programs in this folder, and use them again. A program
+    is found by its graph, weights, passes, settings, versions and machine."""
+    cache_bytes: int = 4 << 30
+    """How large the cache may grow; the least recently used programs go first."""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -95,6 +101,10 @@ class Config:
         object.__setattr__(self, "patterns", tuple(self.patterns))
         if self.registry is not None and not hasattr(self.registry, "unregister"):
             raise BadValue("Config.registry", self.registry, "a graft.Registry")
+        if not isinstance(self.cache_dir, (str, os.PathLike, type(None))):
+            raise BadValue("Config.cache_dir", self.cache_dir, "the path of a folder")
+        if not isinstance(self.cache_bytes, int) or self.cache_bytes < 0:
+            raise BadValue("Config.cache_bytes", self.cache_bytes, "a number of bytes")
         if not isinstance(self.inductor, Mapping):
             raise BadValue("Config.inductor", self.inductor, "a mapping of Inductor options")
         object.__setattr__(self, "inductor", MappingProxyType(_known(self.inductor)))

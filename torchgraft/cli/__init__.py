@@ -9,7 +9,9 @@ import torch
 
 import torchgraft
 from torchgraft.cli.codegen import codegen
+from torchgraft.cli.diff import diff
 from torchgraft.cli.doctor import doctor
+from torchgraft.cli.inspect import inspect
 from torchgraft.cli.native import native
 from torchgraft.cli.new import new
 from torchgraft.cli.plugin import op_plugin
@@ -46,5 +48,5 @@ def main() -> None:
     """Graft your own operators, converters, graph rewrites and streams onto PyTorch."""
 
 
-for command in (codegen, doctor, native, new, op_plugin):
+for command in (codegen, diff, doctor, inspect, native, new, op_plugin):
     main.add_command(command)

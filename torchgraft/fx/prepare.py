@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from torchgraft import _torch
+
 
 class Prepare:
     """A graph from weights (its placeholders) to values (its outputs)."""
@@ -76,6 +78,8 @@ class Prepare:
         return self._call(node.target, args, kwargs)
 
     def _call(self, target: Any, args: Any, kwargs: Mapping[str, Any]) -> Node:
+        if _torch.is_packet(target):  # Inductor leaves the overload open where there is but one
+            target = getattr(target, target.overloads()[0])
         key = (target, repr(args), repr(kwargs))  # nodes are unique by name, floats by repr
         if key not in self._calls:
             self._calls[key] = self.graph.call_function(target, tuple(args), dict(kwargs))

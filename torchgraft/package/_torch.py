@@ -208,3 +208,10 @@ def _number(env: Any, expr: Any) -> Any:
     if isinstance(expr, int):
         return expr
     return env.create_symintnode(expr, hint=None)
+
+
+def inductor_settings() -> str:
+    """A hash of Inductor's global settings."""
+    from torch._inductor import config
+
+    return str(config.get_hash().hex())

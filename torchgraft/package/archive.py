@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import io
 import json
 import mmap
 import os
@@ -23,6 +24,8 @@ MOST_MEMBERS = 4096
 MOST_JSON = 256 << 20
 """The largest member that is read as JSON, in bytes."""
 ALIGNMENT = 64
+TEMPORARY = ".graft-"
+"""How the name of a file begins that is being written."""
 
 _NAME = re.compile(r"(?!\.\.?(/|$))[A-Za-z0-9_.-]{1,128}(/(?!\.\.?(/|$))[A-Za-z0-9_.-]{1,128}){0,3}")
 _PAD = 0xD935  # the id that zipalign gives such an extra field
@@ -43,7 +46,7 @@ def write(path: str | os.PathLike[str], head: Mapping[str, Any], members: Mappin
     }
     manifest = json.dumps({**head, "members": listed}, indent=1).encode()
     folder = os.path.dirname(os.path.abspath(path))
-    handle, temporary = tempfile.mkstemp(prefix=".graft-", dir=folder)
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
             for name, data in {MANIFEST: [manifest], **parts}.items():
@@ -79,6 +82,41 @@ def _add(archive: zipfile.ZipFile, file: Any, name: str, parts: list[Data]) -> N
             member.write(part)
 
 
+def _mapped(path: str | os.PathLike[str]) -> memoryview:
+    with open(path, "rb") as file:
+        try:
+            # Copy on write: a program may write to its buffers, the file stays as it is.
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        except ValueError:
+            raise BadPackage("it is empty", path) from None
+
+
+class _Memory(io.RawIOBase):
+    """Memory as a file."""
+
+    def __init__(self, content: memoryview) -> None:
+        self._content, self._at = content, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._content)}[whence]
+        if base + offset < 0:
+            raise OSError("a place before the beginning")
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._content[self._at : self._at + len(buffer)]
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
 class Archive:
     """A package that was opened: `members[name]` is a view of the mapped file.
 
@@ -86,28 +124,25 @@ class Archive:
     large package is cheap.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = path
-        with open(path, "rb") as file:
-            try:
-                # Copy on write: a program may write to its buffers, the file stays as it is.
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            except ValueError:
-                raise BadPackage("it is empty", path) from None
-        self.content = memoryview(self._map)
+    def __init__(self, source: str | os.PathLike[str] | memoryview) -> None:
+        """`source` is a path, or the whole file in memory."""
+        if isinstance(source, memoryview):
+            self.path, self.content = None, source
+        else:
+            self.path, self.content = source, _mapped(source)
         try:
             self._open()
         except BadPackage as error:
-            raise BadPackage(error.why, path) from None
+            raise BadPackage(error.why, self.path) from None
 
     def _open(self) -> None:
         try:
             # Its entries only: where a member lies is worked out below.
-            with zipfile.ZipFile(self.path) as archive:
+            with zipfile.ZipFile(io.BufferedReader(_Memory(self.content))) as archive:
                 infos = archive.infolist()
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
             raise BadPackage(f"it is not a zip archive, or is cut off ({error})") from None
-        except (UnicodeDecodeError, struct.error, OverflowError, MemoryError) as error:
+        except (struct.error, OverflowError, MemoryError) as error:
             raise BadPackage(f"its directory is damaged ({first_line(error)})") from None
         if not infos or infos[0].filename != MANIFEST:
             raise BadPackage("its first member is not manifest.json")

@@ -43,22 +43,33 @@ def load(
     have that hash. Without it, a damaged file is found, but not one that somebody forged: a package
     holds machine code, so load those that you trust.
     """
-    try:
-        archive = Archive(path)
-    except OSError as error:
-        raise BadPackage(f"it cannot be read ({error.strerror})", path) from None
-    try:
-        place = machine.check(path, archive.manifest, _device(device))
-        archive.verify(sha256)
-        machine.check_libraries(path, archive.manifest, _exists)
-        loaded = Loaded(archive, place)
-    except (BadPackage, BadPlan) as error:
-        raise BadPackage(getattr(error, "why", str(error)), path) from None
+    loaded = opened(path, _device(device), sha256)
     if weights is not None:
         loaded.load_state_dict(_state_dict(weights))
     else:
         loaded.start()
     return loaded
+
+
+def opened(path: PathLike, device: torch.device | None = None, sha256: str | None = None) -> Loaded:
+    """A package that was read and checked, of which nothing has been run yet."""
+    try:
+        archive = Archive(path)
+    except OSError as error:
+        raise BadPackage(f"it cannot be read ({error.strerror})", path) from None
+    return checked(archive, device, sha256)
+
+
+def checked(archive: Archive, device: torch.device | None, sha256: str | None) -> Loaded:
+    """`opened`, of a package in memory."""
+    path = archive.path if archive.path is not None else "the package"
+    try:
+        place = machine.check(path, archive.manifest, device)
+        archive.verify(sha256)
+        machine.check_libraries(path, archive.manifest, _exists)
+        return Loaded(archive, place)
+    except (BadPackage, BadPlan) as error:
+        raise BadPackage(getattr(error, "why", str(error)), path) from None
 
 
 def _device(device: torch.device | str | None) -> torch.device | None:
@@ -95,7 +106,7 @@ class Loaded(Compiled):
         if mode not in MODES:
             raise BadPackage(f"its mode is {mode!r}")
         self.name, self.config = field(body, "name", str), Config(mode=mode)
-        self._front_end = field(body, "front_end", str)
+        self.front_end = field(body, "front_end", str)
         self._weights = [_Weight(entry) for entry in field(body, "weights", list)]
         self._stored = self._read()
         self._states = {w.name: self._stored[w.name] for w in self._weights if w.kind == "state"}
@@ -157,7 +168,7 @@ class Loaded(Compiled):
         programs = []
         for i, gear in enumerate(self._gears):
             program = self._parts[gear.program].program(self._parts, values, made)
-            about = report(self._reports, i, self.name, self._front_end, self.config.mode)
+            about = report(self._reports, i, self.name, self.front_end, self.config.mode)
             run = captured(program.run, self.config.mode, gear.static, gear.written, about)
             programs.append(Program(program.gm, program.plan, run, about, program.linker))
         self._link(programs)
@@ -195,6 +206,10 @@ class Loaded(Compiled):
             if program.gm is None:
                 program.gm = graph_module(data, i, self.place)
 
+    def use_states(self, states: Mapping[str, Tensor]) -> None:
+        """Read these tensors at each call, as a program does that was not frozen."""
+        self._states = {name: states[name] for name in self._states}
+
     def signature(self, gear: int) -> Signature:
         """What a gear takes and gives."""
         return self._gears[gear].signature
@@ -230,7 +245,12 @@ class Loaded(Compiled):
         if weights is not None:
             raise NotSavable("it was loaded, and is written as it was", "Leave weights= out.")
         with open(path, "wb") as file:
-            file.write(self._archive.content)
+            file.write(self.content)
+
+    @property
+    def content(self) -> memoryview:
+        """The whole package, as it was loaded."""
+        return self._archive.content
 
 
 class _Weight:

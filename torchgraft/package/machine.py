@@ -16,8 +16,8 @@ from torchgraft.errors import BadPackage, MissingLibrary, WrongMachine
 from torchgraft.package.codec import field, text
 
 _SETS = re.compile(
-    r"(sse|ssse|avx|amx|fma|f16c|bmi|popcnt|movbe|lzcnt|abm|adx|aes|vaes|pclmulqdq|vpclmulqdq|"
-    r"gfni|sha|asimd|sve|sme|i8mm|bf16|atomics|fphp|neon)"
+    r"s?sse\w*|avx\w*|amx_\w+|fma4?|f16c|bmi[12]|popcnt|movbe|abm|adx|v?aes|v?pclmulqdq|gfni|"
+    r"sha(_ni|[1-9]\w*)?|asimd\w*|sve\w*|sme2?|i8mm|bf16|atomics|fphp|neon"
 )
 
 
@@ -34,7 +34,7 @@ def cpu_sets() -> tuple[str, ...]:
             found = re.search(r"^(?:flags|Features)\s*: (.*)$", file.read(), re.MULTILINE)
     except OSError:
         return ()
-    return tuple(sorted(filter(_SETS.match, found.group(1).split()))) if found else ()
+    return tuple(sorted(filter(_SETS.fullmatch, found.group(1).split()))) if found else ()
 
 
 def requirements(device: torch.device, has_code: bool) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _library_of(op: Any) -> str | None:
 
 def _hash(path: str) -> str:
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else hashlib.sha256(file.read()).hexdigest()
+        return hashlib.sha256(file.read()).hexdigest()
 
 
 def check_libraries(path: object, manifest: Any, exists: Any) -> None:

@@ -34,6 +34,10 @@ class Package:
     head: dict[str, Any]
     members: dict[str, Any]
 
+    def add(self, name: str, data: Any) -> None:
+        """One more member, as JSON."""
+        self.members[name] = _json(data)
+
     def write(self, path: str | os.PathLike[str]) -> str:
         """Write the file at once: a reader sees all of it or nothing."""
         return archive.write(path, self.head, self.members)
@@ -74,7 +78,7 @@ def pack(compiled: Compiled, weights: Mapping[str, Tensor]) -> Package:
         ]
         body = {
             "name": compiled.name,
-            "front_end": compiled.report.front_end,
+            "front_end": compiled.front_end,
             "mode": compiled.config.mode,
             "gears": gears,
             "programs": writer.programs,

@@ -53,7 +53,7 @@ def write(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
                 f"{name!r} is a tensor of {kind}, which safetensors has not",
                 "Compute it in the model from plain tensors.",
             )
-        data = _bytes(tensor)
+        data = bytes_of(tensor)
         header[name] = {
             "dtype": _NAMES[tensor.dtype],
             "shape": list(tensor.shape),
@@ -74,7 +74,8 @@ def write(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
     return [struct.pack("<Q", len(text)) + text, *parts]
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The elements of a tensor in order; not copied where they lie so on the CPU."""
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     memory = (ctypes.c_char * flat.nbytes).from_address(flat.data_ptr())
     memory.tensor = flat  # type: ignore[attr-defined]  # its owner, for as long as the view lives
