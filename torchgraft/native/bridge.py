@@ -89,7 +89,7 @@ class _Asked:
     def __call__(self, net: Net, *args: Any, **kwargs: Any) -> Any:
         schema = self.op._schema.arguments
         given = dict(zip((a.name for a in schema), args, strict=False)) | kwargs
-        values = [given[a.name] if a.name in given else a.default_value for a in schema]
+        values = [given.get(a.name, a.default_value) for a in schema]
         wanted = net.node.meta["val"]
         many = isinstance(wanted, (tuple, list))
         used = [True]

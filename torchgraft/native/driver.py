@@ -97,7 +97,7 @@ def _tools(target: str) -> _Tools:
     if ninja is None and make is None:
         missing.append("ninja (pip install ninja) or make")
     if cxx is None:
-        missing.append("a C++ compiler (g++, or what CXX names)")
+        missing.append("C++ compiler (g++, or what CXX names)")
     if missing:
         raise NativeBuild(target, f"this machine has no {', no '.join(missing)}")
     return _Tools(str(cmake), "Ninja" if ninja else "Unix Makefiles", str(cxx))

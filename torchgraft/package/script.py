@@ -21,7 +21,9 @@ from torchgraft.run import call
 from torchgraft.signature import ConstSpec, Signature, TensorSpec
 
 _LIBRARY = torch.library.Library("torchgraft", "FRAGMENT")  # noqa: TOR901
-_LIBRARY.define("run_engine(Tensor[] inputs, Tensor engine) -> Tensor[]")
+_IN_CPP = bool(_torch.schemas_of("torchgraft::run_engine"))  # the C++ runtime came first
+if not _IN_CPP:
+    _LIBRARY.define("run_engine(Tensor[] inputs, Tensor engine) -> Tensor[]")
 _ENGINES = WeakTensorKeyDictionary()  # a program lives as long as the buffer that holds it
 
 
@@ -33,7 +35,8 @@ def _run_engine(inputs: list[Tensor], engine: Tensor) -> list[Tensor]:
     return list(_torch.flatten(program(*args, **kwargs))[0])
 
 
-_LIBRARY.impl("run_engine", _run_engine, "CompositeExplicitAutograd")
+if not _IN_CPP:
+    _LIBRARY.impl("run_engine", _run_engine, "CompositeExplicitAutograd")
 
 
 def _loaded(engine: Tensor) -> Loaded:

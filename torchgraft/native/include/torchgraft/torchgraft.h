@@ -39,6 +39,8 @@ struct Options {
   std::optional<Weights> weights;      // used instead of the file's
 };
 
+struct Loader;
+
 // A program. Copies share one program; calls from several threads are safe.
 class Program {
  public:
@@ -61,12 +63,14 @@ class Program {
   struct Body;
 
  private:
-  friend Program load(const std::string&, const Options&);
+  friend struct Loader;
   std::shared_ptr<Body> body_;
 };
 
 // The program that `compiled.save(path)` wrote. Everything in the file is checked against its
 // manifest, weights stay in the file. It holds machine code: load files that you trust.
 Program load(const std::string& path, const Options& options = {});
+// The same from the bytes of such a file (uint8), which are not copied.
+Program load(const at::Tensor& bytes, const Options& options = {});
 
 }  // namespace torchgraft

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <cstring>
+
+#include <ATen/core/Tensor.h>
 #include <regex>
 #include <set>
 
@@ -128,7 +130,17 @@ Archive::Archive(const std::string& path) {
   }
 }
 
-Archive::~Archive() { munmap(const_cast<char*>(content_.data()), content_.size()); }
+Archive::Archive(const at::Tensor& bytes) : held_(bytes) {
+  if (!bytes.defined() || bytes.scalar_type() != at::kByte || bytes.dim() != 1 || !bytes.is_contiguous() ||
+      !bytes.device().is_cpu())
+    bad("it is no row of bytes");
+  content_ = {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
+  open();
+}
+
+Archive::~Archive() {
+  if (!held_.defined()) munmap(const_cast<char*>(content_.data()), content_.size());
+}
 
 void Archive::open() {
   // The end record lies before a comment of at most 65535 bytes.

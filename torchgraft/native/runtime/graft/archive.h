@@ -36,6 +36,7 @@ std::string sha256(std::string_view data);
 class Archive {
  public:
   explicit Archive(const std::string& path);
+  explicit Archive(const at::Tensor& bytes);
   ~Archive();
   Archive(const Archive&) = delete;
 
@@ -49,6 +50,7 @@ class Archive {
  private:
   void open();
   std::string_view content_;
+  at::Tensor held_;  // where it is no file
 };
 
 }  // namespace torchgraft

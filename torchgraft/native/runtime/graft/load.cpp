@@ -490,14 +490,21 @@ void Program::load_state_dict(const Weights& given) {
 
 const char* torch_version() { return GRAFT_TORCH; }
 
-Program load(const std::string& path, const Options& options) {
+// Opens an archive and makes a program of it; what goes wrong names where it came from.
+struct Loader {
+  template <typename Source>
+  static Program load(const Source& source, const std::string& path, const Options& options);
+};
+
+template <typename Source>
+Program Loader::load(const Source& source, const std::string& path, const Options& options) {
   const std::string again =
       "Copy it again from where it was saved, or save it again with compiled.save(path).";
   const auto whole = [&](const std::string& why) {
     return BadPackage(path + ": not a package that can be loaded: " + why + ".\n" + again);
   };
   try {
-    auto archive = std::make_shared<Archive>(path);
+    auto archive = std::make_shared<Archive>(source);
     const c10::Device device = check_machine(archive->manifest, options.device);
     archive->verify(options.sha256);
     check_libraries(archive->manifest);
@@ -527,6 +534,14 @@ Program load(const std::string& path, const Options& options) {
   } catch (const std::bad_alloc&) {
     throw whole("it asks for more memory than there is");
   }
+}
+
+Program load(const std::string& path, const Options& options) {
+  return Loader::load(path, path, options);
+}
+
+Program load(const at::Tensor& bytes, const Options& options) {
+  return Loader::load(bytes, "<bytes>", options);
 }
 
 }  // namespace torchgraft
