@@ -14,14 +14,14 @@ using torch_aie::core::conversion::converters::args;
 using torch_aie::core::conversion::converters::RegisterNodeConverters;
 using torch_aie::core::conversion::converters::Weights;
 
-#define CONVERTER(name, body)                                                              \
+#define CONVERTER(name, ...)                                                               \
   auto r_##name = RegisterNodeConverters().pattern(                                        \
       "layertest::" #name "(Tensor x, Tensor y) -> Tensor",                                \
       [](ConversionCtx* ctx, const torch::jit::Node* n, args& args) -> bool {              \
         Network* net = ctx->net;                                                           \
         Tensor *x = args[0].getAscendTensor(), *y = args[1].getFreezeAscendTensor(ctx);    \
         (void)y;                                                                           \
-        auto* layer = [&] body();                                                          \
+        auto* layer = [&] __VA_ARGS__();                                                   \
         ctx->AssociateValueAndVar(n->outputs()[0], Var(layer->GetOutput(0)));              \
         return true;                                                                       \
       });

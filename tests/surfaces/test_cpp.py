@@ -19,7 +19,6 @@ from torchgraft.native import bridge, driver
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-FLAGS = [*driver.FLAGS, "-include"]
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +31,11 @@ def built(root: driver.Root) -> Path:
     """The folder of what `tests/cpp` builds; kept beside the root, so that it is built once."""
     folder = root.path.with_name(f"{root.path.name}-tests")
     tools = driver._tools("tests")
-    flags = " ".join([*FLAGS, str(driver._header(tools))])
+    flags = ";".join([*driver.FLAGS, "-include", str(driver._header(tools))])
     configure = [
         *(tools.cmake, "-S", str(ROOT / "tests/cpp"), "-B", str(folder), "-G", tools.generator),
         f"-DCMAKE_CXX_COMPILER={tools.cxx}",
-        f"-DCMAKE_CXX_FLAGS={flags}",
+        f"-DGRAFT_FLAGS={flags}",
         f"-Dtorchgraft_DIR={root.cmake}",
         f"-DGRAFT_SOURCE={driver.SOURCE}",
     ]

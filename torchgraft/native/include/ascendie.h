@@ -352,12 +352,16 @@ class Network {
       Tensor* x, const Dims& start, const Dims& lengths, const Dims& strides = {});
   GatherLayer* AddGather(Tensor* x, Tensor* indices, int64_t axis);
   CastLayer* AddCast(Tensor* x, DataType type);
-  // Any operator, by name ("ns::op" or "ns::op.overload"): inputs and attributes, or positional
-  // arguments and named ones.
+  // Any operator, by name ("ns::op" or "ns::op.overload"): its inputs (tensors, or whatever stands
+  // in their place), and its attributes by name.
   OperatorLayer* AddLayer(
-      const std::string& op, const std::vector<Tensor*>& inputs, Attributes attributes = {});
+      const std::string& op, std::vector<Argument> inputs, Attributes attributes = {});
+  template <typename T, typename = std::enable_if_t<std::is_same_v<T, Tensor*>>>
   OperatorLayer* AddLayer(
-      const std::string& op, std::vector<Argument> args, Attributes named);
+      const std::string& op, const std::vector<T>& inputs, Attributes attributes = {}) {
+    return AddLayer(
+        op, std::vector<Argument>(inputs.begin(), inputs.end()), std::move(attributes));
+  }
 
 #define TORCHGRAFT_ALSO(Name)                                     \
   template <typename... Args>                                     \

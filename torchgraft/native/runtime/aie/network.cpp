@@ -596,12 +596,6 @@ std::vector<Tensor*> CastLayer::Lower(Network& net) {
 }
 
 OperatorLayer* Network::AddLayer(
-    const std::string& op, const std::vector<Tensor*>& inputs, Attributes attributes) {
-  std::vector<Argument> args(inputs.begin(), inputs.end());
-  return AddLayer(op, std::move(args), std::move(attributes));
-}
-
-OperatorLayer* Network::AddLayer(
     const std::string& op, std::vector<Argument> args, Attributes named) {
   std::vector<Tensor*> inputs;
   for (auto& arg : args) inputs.insert(inputs.end(), arg.tensors.begin(), arg.tensors.end());
