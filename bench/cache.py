@@ -33,7 +33,7 @@ def row(name: str) -> str:
         graft.compile(lambda x: x + 1, (torch.ones(2),))  # what every process pays once
         capture, _ = timed(lambda: captured_for(model, args, None, config))
         cold, _ = timed(lambda: graft.compile(model, args))
-        miss, made = timed(lambda: graft.compile(model, args, cache_dir=folder))
+        miss, _ = timed(lambda: graft.compile(model, args, cache_dir=folder))
         hit, found = timed(lambda: graft.compile(model, args, cache_dir=folder))
         assert found.report.notes[-1].startswith("cache hit"), found.report.notes
         [path] = Path(folder).glob("*.graft")

@@ -13,8 +13,8 @@ from torchgraft.op.check import check
 from torchgraft.op.declare import load_prototypes
 from torchgraft.op.define import Op, op
 from torchgraft.op.samples import Make
+from torchgraft.package import script as _script  # noqa: F401 (registers torchgraft::run_engine)
 from torchgraft.package.cache import explain_miss
-from torchgraft.package import script as _script  # registers torchgraft::run_engine
 from torchgraft.package.load import load
 from torchgraft.passes import fusions
 from torchgraft.passes.pattern.define import pattern

@@ -489,8 +489,8 @@ def joint_passes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
 def freeze(gm: GraphModule, inputs: Sequence[Any]) -> tuple[GraphModule, dict[str, Any]]:
     """Inductor's freezing: packed and folded weights, channels-last convolutions where they pay."""
     from torch._guards import tracing
-    from torch._inductor.compile_fx import fake_tensor_prop
     from torch._inductor import freezing
+    from torch._inductor.compile_fx import fake_tensor_prop
     from torch._inductor.graph import GraphLowering
 
     layout = GraphLowering.decide_layout_opt(gm, is_inference=True)

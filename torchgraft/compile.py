@@ -96,9 +96,7 @@ def captured_for(
     return name, front_end, captures
 
 
-def _compiled(
-    name: str, front_end: str, captures: Sequence[Capture], config: Config
-) -> Compiled:
+def _compiled(name: str, front_end: str, captures: Sequence[Capture], config: Config) -> Compiled:
     if config.cache_dir is None:
         return Compiled(name, front_end, captures, config)
     from torchgraft.package.cache import Cache

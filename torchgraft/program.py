@@ -9,7 +9,7 @@ import logging
 import operator
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,9 +66,7 @@ def build(
         return _build(gm, config, role, name, linker or Linker)
 
 
-def _build(
-    gm: GraphModule, config: Config, role: Role, name: str, linker: type[Linker]
-) -> Program:
+def _build(gm: GraphModule, config: Config, role: Role, name: str, linker: type[Linker]) -> Program:
     report = Report(name, role.front_end, config.mode, _device(gm))
     program = _assemble(gm, config, role, report, linker)
     program.run = captured(program.run, config.mode, role.static, written(gm), report)

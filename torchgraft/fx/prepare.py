@@ -32,7 +32,7 @@ class Prepare:
     def weight(self, name: str, tensor: Tensor) -> None:
         """Declare a tensor that will be given. Of two names for one tensor, the first is used."""
         self.weights[name] = tensor
-        node = self._placeholder(name)
+        node = self._placeholder()
         if id(tensor) not in self._nodes:
             self._remember(tensor, node)
 
@@ -53,11 +53,11 @@ class Prepare:
             self.values.append(node)
         return self.values.index(node)
 
-    def _placeholder(self, name: str) -> Node:
-        others = (node for node in self.graph.nodes if node.op != "placeholder")
-        with self.graph.inserting_before(next(others, self.graph._root)):
-            node = self.graph.placeholder(f"w{len(self.weights)}")
-        return node
+    def _placeholder(self) -> Node:
+        first = next((node for node in self.graph.nodes if node.op != "placeholder"), None)
+        graph = self.graph
+        with graph.inserting_after() if first is None else graph.inserting_before(first):
+            return self.graph.placeholder(f"w{len(self.weights)}")
 
     def _remember(self, tensor: Tensor, node: Node) -> None:
         self._nodes[id(tensor)] = node

@@ -51,7 +51,8 @@ def aot_compile(
         _watched_folds(folded),
         _watched_constants(constants),
     ):
-        gm, extra = _without_values(gm, inputs), {}
+        gm = _without_values(gm, inputs)
+        extra: dict[str, Any] = {}
         if frozen:
             gm, extra = _torch.freeze(gm, inputs)
         output = next(iter(reversed(gm.graph.nodes)))
@@ -98,7 +99,7 @@ def _without_values(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
     return gm
 
 
-def _first_call(gm: GraphModule) -> Node:
+def _first_call(gm: GraphModule) -> Any:
     return next(node for node in gm.graph.nodes if node.op not in ("placeholder", "get_attr"))
 
 
@@ -131,7 +132,7 @@ def _watched_constants(constants: dict[str, Tensor]) -> Iterator[None]:
         constants.update(graph.constants)
         return original(graph, *args, **kwargs)
 
-    AotCodeCompiler.compile = compile  # type: ignore[assignment, method-assign]
+    AotCodeCompiler.compile = compile  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -162,13 +163,15 @@ _CONTEXTS = 4
 @functools.cache
 def size_functions() -> dict[str, Any]:
     """The functions that an expression of sizes is made of, by the names that a file has."""
-    import sympy
-    from torch.utils._sympy import functions
+    import sympy  # type: ignore[import-untyped]
+    from torch.utils._sympy import functions as own
 
-    plain = "Add Mul Pow And Or Not Eq Ne Lt Le Gt Ge Rational".split()
-    own = "Max Min Mod PythonMod FloorDiv CleanDiv CeilDiv IntTrueDiv PowByNatural".split()
-    found = {name: getattr(sympy, name) for name in plain}
-    return found | {name: getattr(functions, name) for name in own}
+    plain = (sympy.Add, sympy.Mul, sympy.Pow, sympy.And, sympy.Or, sympy.Not, sympy.Rational)
+    found: dict[str, Any] = {function.__name__: function for function in plain}
+    found |= {"Eq": sympy.Eq, "Ne": sympy.Ne, "Lt": sympy.Lt, "Le": sympy.Le}
+    found |= {"Gt": sympy.Gt, "Ge": sympy.Ge, "Max": own.Max, "Min": own.Min}
+    whole = (own.Mod, own.PythonMod, own.FloorDiv, own.CleanDiv, own.CeilDiv, own.IntTrueDiv)
+    return found | {function.__name__: function for function in (*whole, own.PowByNatural)}
 
 
 def size_symbol(name: str) -> Any:
@@ -194,7 +197,6 @@ def parse_tree(text: str) -> Any:
     return pytree.tree_unflatten(["*"] * spec.num_leaves, spec)
 
 
-
 def fake(
     mode: Any, shape: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
@@ -205,9 +207,15 @@ def fake(
 
 
 def _number(env: Any, expr: Any) -> Any:
+    """A symbolic size that is known by its expression only."""
+    from torch.utils._sympy.value_ranges import ValueRanges
+
     if isinstance(expr, int):
         return expr
-    return env.create_symintnode(expr, hint=None)
+    for symbol in expr.free_symbols:
+        env.var_to_range.setdefault(symbol, ValueRanges(0, 2**31))
+    hint = int(expr.subs(dict.fromkeys(expr.free_symbols, 2)))
+    return env.create_symintnode(expr, hint=hint)
 
 
 def inductor_settings() -> str:

@@ -27,7 +27,9 @@ ALIGNMENT = 64
 TEMPORARY = ".graft-"
 """How the name of a file begins that is being written."""
 
-_NAME = re.compile(r"(?!\.\.?(/|$))[A-Za-z0-9_.-]{1,128}(/(?!\.\.?(/|$))[A-Za-z0-9_.-]{1,128}){0,3}")
+_NAME = re.compile(
+    r"(?!\.\.?(/|$))[A-Za-z0-9_.-]{1,128}(/(?!\.\.?(/|$))[A-Za-z0-9_.-]{1,128}){0,3}"
+)
 _PAD = 0xD935  # the id that zipalign gives such an extra field
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _LOCAL = struct.Struct("<4s5H3I2H")
@@ -158,7 +160,9 @@ class Archive:
         """Note where a member lies; it must begin behind the one before, which ends at `end`."""
         name = info.filename
         if not _NAME.fullmatch(name) or info.orig_filename != name:
-            raise BadPackage(f"a member is named {info.orig_filename[:200]!r}, which is no such name")
+            raise BadPackage(
+                f"a member is named {info.orig_filename[:200]!r}, which is no such name"
+            )
         if name in self.members:
             raise BadPackage(f"there are two members {name!r}")
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & ~0x0808:
@@ -168,6 +172,8 @@ class Archive:
         at = info.header_offset
         if at < end or at + _LOCAL.size > len(self.content):
             raise BadPackage(f"{name!r} overlaps another member")
+        name_length: int
+        extra_length: int
         mark, *_, name_length, extra_length = _LOCAL.unpack_from(self.content, at)
         start = at + _LOCAL.size + name_length + extra_length
         written = bytes(self.content[at + _LOCAL.size : at + _LOCAL.size + name_length])
@@ -179,13 +185,11 @@ class Archive:
         return start + info.file_size
 
     def _manifest(self) -> dict[str, Any]:
-        manifest = self.json(MANIFEST)
+        manifest: dict[str, Any] = self.json(MANIFEST)
         if field(manifest, "format", str) != FORMAT:
             raise BadPackage("it is not torchgraft's")
         if (version := field(manifest, "version", int)) != VERSION:
-            raise BadPackage(
-                f"its format has version {version}, this torchgraft reads {VERSION}"
-            )
+            raise BadPackage(f"its format has version {version}, this torchgraft reads {VERSION}")
         listed = field(manifest, "members", dict)
         if listed.keys() | {MANIFEST} != self.members.keys():
             odd = sorted((listed.keys() | {MANIFEST}) ^ self.members.keys())
@@ -193,7 +197,9 @@ class Archive:
         for name, entry in listed.items():
             field(entry, "sha256", str)
             if index(field(entry, "size", int), 2**63) != len(self.members[name]):
-                raise BadPackage(f"{name!r} has {len(self.members[name])} bytes, {entry['size']} were written")
+                raise BadPackage(
+                    f"{name!r} has {len(self.members[name])} bytes, {entry['size']} were written"
+                )
         return manifest
 
     def json(self, name: str) -> Any:

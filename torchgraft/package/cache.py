@@ -52,7 +52,9 @@ class Cache:
                 why = f"the entry was no good: {first_line(error)}"
                 log.warning("torchgraft: %s", why)
         try:
-            package = pack(Compiled(name, front_end, captures, config, link=False), _weights(captures))
+            package = pack(
+                Compiled(name, front_end, captures, config, link=False), _weights(captures)
+            )
         except NotSavable as error:
             return _uncached(name, front_end, captures, config, f"not cached: {error.why}")
         self.folder.mkdir(parents=True, exist_ok=True)

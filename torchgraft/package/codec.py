@@ -238,11 +238,14 @@ def tree(spec: Any) -> Any:
         return {"dict": [[value(k), tree(c)] for k, c in zip(spec.context, children, strict=True)]}
     if spec.type in _BUILT_IN:
         return {_BUILT_IN[spec.type]: [tree(child) for child in children]}
+    name = getattr(spec.type, "__name__", str(spec.type))
+    if getattr(torch.return_types, name, None) is spec.type:
+        return {"returns": [name, [tree(child) for child in children]]}
     try:
         return {"pytree": private.dump_tree(spec)}
     except Exception as error:
         raise NotSavable(
-            f"a {spec.type.__name__} among its inputs or outputs has no form in a file ({error})",
+            f"a {name} among its inputs or outputs has no form in a file ({error})",
             "Register it with torch.utils._pytree and a serialized_type_name, or use a dict.",
         ) from error
 
@@ -263,6 +266,11 @@ def _nested(data: Any, depth: int = 0) -> Any:
         if kind in ("tuple", "list") and isinstance(inner, list):
             parts = [_nested(part, depth + 1) for part in inner]
             return tuple(parts) if kind == "tuple" else parts
+        if kind == "returns" and isinstance(inner, list) and len(inner) == 2:
+            name, parts = text(inner[0]), field({"of": inner[1]}, "of", list)
+            found = getattr(torch.return_types, name, None)
+            if isinstance(found, type) and getattr(found, "n_fields", -1) == len(parts):
+                return found([_nested(part, depth + 1) for part in parts])
         if kind == "pytree" and isinstance(inner, str):
             try:
                 return private.parse_tree(inner)
@@ -353,15 +361,14 @@ def _to_spec(data: Any, device: Device) -> Spec:
 
 # --- What a launch calls ---
 
-_ARITHMETIC = (
-    "add sub mul floordiv truediv mod neg pow lt le gt ge eq ne and_ or_ getitem abs pos"
-).split()
-BUILTINS: Mapping[str, Callable[..., Any]] = {
-    **{name: getattr(operator, name) for name in _ARITHMETIC},
-    **{name: getattr(math, name) for name in ("ceil", "floor", "trunc")},
-    **{n: getattr(torch, n) for n in "sym_max sym_min sym_not sym_float sym_int sym_ite".split()},
-    "round": round,
-}
+_FUNCTIONS: tuple[Any, ...] = (
+    *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod),
+    *(operator.neg, operator.pow, operator.lt, operator.le, operator.gt, operator.ge, operator.eq),
+    *(operator.ne, operator.and_, operator.or_, operator.getitem, operator.abs, operator.pos),
+    *(torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_float, torch.sym_int, torch.sym_ite),
+    *(math.ceil, math.floor, math.trunc, round),
+)
+BUILTINS: Mapping[str, Callable[..., Any]] = {fn.__name__: fn for fn in _FUNCTIONS}
 """Functions of sizes and of sequences that a launch may name besides operators."""
 
 

@@ -148,5 +148,5 @@ def differences(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
 
 def _lines(old: list[str], new: list[str]) -> list[str]:
     """The lines of a unified diff, without its headers."""
-    texts = ["\n\n".join(side).splitlines() for side in (old, new)]
-    return list(difflib.unified_diff(*texts, lineterm="", n=1))[2:]
+    one, two = ("\n\n".join(side).splitlines() for side in (old, new))
+    return list(difflib.unified_diff(one, two, lineterm="", n=1))[2:]

@@ -15,6 +15,7 @@ import logging
 import pathlib
 import re
 import sys
+import sysconfig
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -87,8 +88,11 @@ class _Walk:
             self.say(value.__name__)
             if not _is_known(value.__name__):
                 self.say(_file(value))
-        elif isinstance(value, (type, types.FunctionType)) and _is_known(value.__module__):
+        elif isinstance(value, type) and _is_known_class(value):
             self.say(value.__module__, value.__qualname__)
+        elif isinstance(value, types.FunctionType) and _is_known_file(value.__code__.co_filename):
+            self.say(value.__code__.co_filename, value.__qualname__, value.__code__.co_firstlineno)
+            return not value.__closure__ and not value.__defaults__
         else:
             return False
         return True
@@ -159,6 +163,26 @@ def _is_known(module: str | None) -> bool:
     return top in ("torch", "torchgraft", "builtins") or top in sys.stdlib_module_names - {
         "__main__"
     }
+
+
+def _is_known_class(cls: type) -> bool:
+    """Whether a class is the one that a known module has under its name."""
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is cls and _is_known(cls.__module__)
+
+
+@functools.cache
+def _is_known_file(path: str) -> bool:
+    """Whether a function's code is part of Python, torch or torchgraft; names could be borrowed."""
+    import torchgraft
+
+    homes = [pathlib.Path(str(module.__file__)).parent for module in (torch, torchgraft)]
+    standard = pathlib.Path(sysconfig.get_path("stdlib"))
+    parents = pathlib.Path(path).parents
+    inside = standard in parents and not any(p.name == "site-packages" for p in parents)
+    return inside or any(home in parents for home in homes)
 
 
 def _file(module: types.ModuleType) -> str:

@@ -10,9 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchgraft import _torch
 from torchgraft.compile import Compiled, check_weights
 from torchgraft.config import MODES, Config
-from torchgraft.errors import BadPackage, BadPlan, BadValue, NotSavable, WeightMismatch
+from torchgraft.errors import (
+    BadPackage,
+    BadPlan,
+    BadValue,
+    NotSavable,
+    WeightMismatch,
+    first_line,
+)
 from torchgraft.fx import edit
 from torchgraft.fx.capture import Capture
 from torchgraft.package import _torch as private
@@ -162,8 +170,12 @@ class Loaded(Compiled):
     def start(self, new: Mapping[str, Tensor] | None = None) -> None:
         """Link everything with these weights, or those of the file, and use that from now on."""
         given = [(new or {}).get(w.name, self._stored[w.name]) for w in self._weights]
-        with torch.no_grad():
-            values = list(self._prepare.link([], [])(given))
+        try:
+            with torch.no_grad(), _torch.no_autocast():
+                values = list(self._prepare.link([], [])(given))
+        except Exception as error:
+            why = f"its weights cannot be prepared ({first_line(error)})"
+            raise BadPackage(why, self._archive.path) from error
         made: dict[int, Program] = {}
         programs = []
         for i, gear in enumerate(self._gears):
@@ -279,10 +291,13 @@ class _Weight:
         if list(moved.stride()) == self.stride:
             return moved
         reach = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True) if n)
-        if reach > max(1, tensor.numel()):  # broadcast or with gaps: written as it is
-            raise BadPackage(f"weight {self.name!r} has strides that do not fit its size")
-        laid = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=moved.device)
-        return laid.copy_(moved)
+        try:
+            if reach <= max(1, tensor.numel()):  # no gaps
+                laid = torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
+                return laid.to(moved.device).copy_(moved)
+        except RuntimeError:  # elements that overlap
+            pass
+        raise BadPackage(f"weight {self.name!r} has strides that do not fit its size")
 
 
 class _Part:
@@ -338,9 +353,7 @@ def _constant(data: Any, values: int, number: int) -> tuple[str, Any, bool]:
 
 def _found(data: Any) -> Any:
     if (found := codec.to_target(data)) is None:
-        raise BadPackage(
-            f"it calls {text(data.get('name'))}, which this torch has not"
-        )
+        raise BadPackage(f"it calls {text(data.get('name'))}, which this torch has not")
     return found
 
 

@@ -113,13 +113,13 @@ def libraries(ops: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def _library_of(op: Any) -> str | None:
-    """The loaded library whose bytes name an operator's schema; None: it is declared in Python."""
+    """The loaded library whose bytes name an operator; None: it is declared in Python."""
     space, _, name = op.name().partition(".")[0].partition("::")
-    for path in sorted(torch.ops.loaded_libraries):
+    for path in sorted(map(str, torch.ops.loaded_libraries)):
         with open(path, "rb") as file:
             content = file.read()
         if space.encode() in content and name.encode() in content:
-            return os.path.realpath(path)
+            return str(os.path.realpath(path))
     return None
 
 

@@ -76,7 +76,7 @@ def pack(compiled: Compiled, weights: Mapping[str, Tensor]) -> Package:
             }
             for i, (source, program) in enumerate(zip(compiled.captures, programs, strict=True))
         ]
-        body = {
+        body: dict[str, Any] = {
             "name": compiled.name,
             "front_end": compiled.front_end,
             "mode": compiled.config.mode,
@@ -222,7 +222,8 @@ class _Writer:
             if node.op == "call_function" and node in needed:
                 name = str(node.target)
                 kernels[name] = self._target(name, node.target)
-                args, kwargs = map_arg((node.args, node.kwargs), numbers.__getitem__)
+                given: Any = (node.args, node.kwargs)
+                args, kwargs = map_arg(given, lambda n: numbers[n])  # type: ignore[arg-type, return-value]
                 launches.append(Launch(name, args, tuple(kwargs.items()), (numbers[node],)))
         inputs = tuple(numbers[n] for n in graph.find_nodes(op="placeholder"))
         steps = _with_frees(launches, {*outputs, *inputs})
@@ -253,7 +254,8 @@ def _graph(gm: GraphModule) -> list[dict[str, Any]]:
         {
             "name": node.name,
             "op": node.op,
-            "target": codec.target(node.target) or str(getattr(node.target, "__name__", node.target)),
+            "target": codec.target(node.target)
+            or str(getattr(node.target, "__name__", node.target)),
             "args": _shown(node.args),
             "kwargs": _shown(node.kwargs),
             "type": meta.describe(node.meta.get("val")),

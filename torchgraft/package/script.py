@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import warnings
 from pathlib import Path
@@ -20,11 +21,7 @@ from torchgraft.package.tensors import bytes_of
 from torchgraft.run import call
 from torchgraft.signature import ConstSpec, Signature, TensorSpec
 
-_LIBRARY = torch.library.Library("torchgraft", "FRAGMENT")  # noqa: TOR901
-_IN_CPP = bool(_torch.schemas_of("torchgraft::run_engine"))  # the C++ runtime came first
-if not _IN_CPP:
-    _LIBRARY.define("run_engine(Tensor[] inputs, Tensor engine) -> Tensor[]")
-_ENGINES = WeakTensorKeyDictionary()  # a program lives as long as the buffer that holds it
+_ENGINES: Any = WeakTensorKeyDictionary()  # a program lives as long as the buffer that holds it
 
 
 def _run_engine(inputs: list[Tensor], engine: Tensor) -> list[Tensor]:
@@ -35,7 +32,9 @@ def _run_engine(inputs: list[Tensor], engine: Tensor) -> list[Tensor]:
     return list(_torch.flatten(program(*args, **kwargs))[0])
 
 
-if not _IN_CPP:
+_LIBRARY: Any = torch.library.Library("torchgraft", "FRAGMENT")  # type: ignore[no-untyped-call]
+if not _torch.schemas_of("torchgraft::run_engine"):  # the C++ runtime may have come first
+    _LIBRARY.define("run_engine(Tensor[] inputs, Tensor engine) -> Tensor[]")
     _LIBRARY.impl("run_engine", _run_engine, "CompositeExplicitAutograd")
 
 
@@ -55,7 +54,9 @@ def _arguments(program: Loaded, inputs: list[Tensor]) -> Any:
         error = signature.misfit(leaves)
         if error is None or len(program.captures) == 1:
             return _torch.unflatten(leaves, signature.tree)
-    return call.fit([c.signature for c in program.captures], *_torch.unflatten(leaves, signature.tree))
+    return call.fit(
+        [c.signature for c in program.captures], *_torch.unflatten(leaves, signature.tree)
+    )
 
 
 def to_script(compiled: Compiled) -> torch.jit.ScriptModule:
@@ -89,51 +90,61 @@ def _source(signature: Signature) -> str:
     """`forward` in TorchScript: the inputs as a list, the results in their structure."""
     args, kwargs = signature.tree.children()
     specs = iter(signature.specs)
-    parameters, given, checks = [], [], []
-    for i, child in enumerate(args.children()):
-        kind, values, wrong = _parameter(f"x{i}" if not child.is_leaf() else None, child, specs)
-        parameters.append(kind)
-        given += values
-        checks += wrong
-    for name, child in zip(kwargs.context or (), kwargs.children(), strict=True):
-        kind, values, wrong = _parameter(str(name), child, specs)
-        parameters.append(kind)
-        given += values
-        checks += wrong
+    given = [_Parameter(f"x{i}", child, specs) for i, child in enumerate(args.children())]
+    named = [
+        _Parameter(str(name), child, specs, renamed=False)
+        for name, child in zip(kwargs.context or (), kwargs.children(), strict=True)
+    ]
+    parameters = [*(p.text for p in given), *(["*"] if named else []), *(p.text for p in named)]
+    tensors = [tensor for p in (*given, *named) for tensor in p.tensors]
+    checks = [p.check for p in (*given, *named) if p.check]
     numbers = iter(range(signature.out_tree.num_leaves))
     made = _result(signature.out_tree, numbers)
     return "\n".join(
         [
-            f"def forward(self, {', '.join(parameters)}):",
+            f"def forward({', '.join(['self', *parameters])}):",
             *checks,
-            f"    made = torch.ops.torchgraft.run_engine([{', '.join(given)}], self.engine)",
+            f"    made = torch.ops.torchgraft.run_engine([{', '.join(tensors)}], self.engine)",
             f"    return {made}\n",
         ]
     )
 
 
-def _parameter(name: str | None, tree: Any, specs: Any) -> tuple[str, list[str], list[str]]:
-    """A parameter with its type, the tensors in it, and lines that check its constants."""
-    if tree.is_leaf():
-        spec = next(specs)
-        name = name or "".join(c if c.isalnum() else "_" for c in spec.name)
+class _Parameter:
+    """A parameter of `forward` with its type, the tensors in it, and a check of a constant."""
+
+    def __init__(self, name: str, tree: Any, specs: Any, renamed: bool = True) -> None:
+        self.check = ""
+        if tree.is_leaf():
+            spec = next(specs)
+            name = re.sub(r"\W", "_", spec.name) if renamed else name
+            self._leaf(name, spec)
+            return
+        count = len(tree.children())
+        if not all(child.is_leaf() for child in tree.children()):
+            raise NotSavable("its inputs are nested more than once", "Flatten them.")
+        if not all(isinstance(next(specs), TensorSpec) for _ in range(count)):
+            raise NotSavable("a container among its inputs holds a constant", "Leave it out.")
+        kinds = {
+            list: "List[Tensor]",
+            tuple: f"Tuple[{', '.join(['Tensor'] * count)}]",
+            dict: "Dict[str, Tensor]",
+        }
+        if tree.type not in kinds:
+            raise NotSavable(f"it takes a {tree.type.__name__}", "Take a tuple, a list or a dict.")
+        keys = tree.context if tree.type is dict else range(count)
+        self.text = f"{name}: {kinds[tree.type]}"
+        self.tensors = [f"{name}[{key!r}]" for key in keys]
+
+    def _leaf(self, name: str, spec: Any) -> None:
         if isinstance(spec, TensorSpec):
-            return f"{name}: Tensor", [name], []
+            self.text, self.tensors = f"{name}: Tensor", [name]
+            return
         if type(spec.value) not in (bool, int, float, str):
             raise NotSavable(f"{spec.name!r} is {spec.value!r}", "Compile without that argument.")
         why = f"the program was compiled for {spec.name} = {spec.value!r}"
-        line = f"    if {name} != {spec.value!r}:\n        raise ValueError({why!r})"
-        return f"{name}: {type(spec.value).__name__} = {spec.value!r}", [], [line]
-    children = tree.children()
-    if not all(child.is_leaf() for child in children) or tree.type not in (list, tuple, dict):
-        raise NotSavable("its inputs are nested deeper than a list, tuple or dict", "Flatten them.")
-    for _ in children:
-        if not isinstance(next(specs), TensorSpec):
-            raise NotSavable("a container among its inputs holds a constant", "Leave it out.")
-    if tree.type is dict:
-        return f"{name}: Dict[str, Tensor]", [f"{name}[{key!r}]" for key in tree.context], []
-    kind = "List[Tensor]" if tree.type is list else f"Tuple[{', '.join(['Tensor'] * len(children))}]"
-    return f"{name}: {kind}", [f"{name}[{i}]" for i in range(len(children))], []
+        self.text, self.tensors = f"{name}: {type(spec.value).__name__}", []
+        self.check = f"    if {name} != {spec.value!r}:\n        raise ValueError({why!r})"
 
 
 def _result(tree: Any, numbers: Any) -> str:

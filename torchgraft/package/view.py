@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -11,8 +11,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft.errors import BadPackage
-from torchgraft.package import codec
 from torchgraft.package import _torch as private
+from torchgraft.package import codec
 from torchgraft.package.codec import field
 from torchgraft.report import Conversion, Placed, Report, Step
 
@@ -76,7 +76,8 @@ def _value(mode: Any, data: Any, device: codec.Device) -> Any:
     if data is None:
         return None
     sizes, steps = (
-        [codec.to_expression(part) for part in field(data, key, list)] for key in ("shape", "stride")
+        [codec.to_expression(part) for part in field(data, key, list)]
+        for key in ("shape", "stride")
     )
     dtype = codec.named("dtype", field(data, "dtype", str))
     return private.fake(mode, sizes, steps, dtype, device(field(data, "device", str)))
