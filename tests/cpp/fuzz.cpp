@@ -144,8 +144,8 @@ int main(int argc, char** argv) {
       const at::Tensor held =
           at::from_blob(bytes.data(), {static_cast<int64_t>(bytes.size())}, at::kByte);
       const auto program = torchgraft::load(held);
-      ++loaded;
       if (!code) program.forward({x}), ++ran;
+      ++loaded;
     } catch (const torchgraft::Error&) {
       ++refused;
     } catch (const c10::Error&) {

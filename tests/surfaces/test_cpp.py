@@ -16,9 +16,11 @@ from torch import Tensor
 
 import torchgraft as graft
 from torchgraft.native import bridge, driver
+from torchgraft.passes import registry
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
+OWN = registry._DEFAULT  # the process's: what libraries register is seen there
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +188,7 @@ def layers(root: driver.Root, built: Path) -> torch.library.Library:
 def test_a_layer_computes_what_torch_does(layers: torch.library.Library, name: str) -> None:
     x, y = _inputs(name)
     op = getattr(torch.ops.layertest, name)
-    compiled = graft.compile(lambda x: op(x, y), (x,), mode="eager")
+    compiled = graft.compile(lambda x: op(x, y), (x,), mode="eager", registry=OWN)
     [asked] = [c for c in compiled.report.conversions if c.op == f"layertest.{name}.default"]
     assert asked.reason is None
     assert asked.where.endswith("liblayers.so")
@@ -198,7 +200,7 @@ def test_a_layer_computes_what_torch_does(layers: torch.library.Library, name: s
 def test_a_refusal_has_a_reason(layers: torch.library.Library, name: str) -> None:
     x, y = _inputs(name)
     op = getattr(torch.ops.layertest, name)
-    compiled = graft.compile(lambda x: op(x, y), (x,), mode="eager")
+    compiled = graft.compile(lambda x: op(x, y), (x,), mode="eager", registry=OWN)
     [asked] = compiled.report.conversions
     assert asked.reason is not None
     assert REFUSALS[name] in asked.reason
@@ -208,7 +210,9 @@ def test_a_refusal_has_a_reason(layers: torch.library.Library, name: str) -> Non
 def test_a_dynamic_size_is_unknown_to_a_converter(layers: torch.library.Library) -> None:
     given = graft.Input(min_shape=(2, 3), max_shape=(9, 3))
     op = torch.ops.layertest
-    compiled = graft.compile(lambda x: op.shape(op.softmax(x, x), x), (given,), mode="eager")
+    compiled = graft.compile(
+        lambda x: op.shape(op.softmax(x, x), x), (given,), mode="eager", registry=OWN
+    )
     reasons = {c.op: c.reason for c in compiled.report.conversions}
     assert reasons["layertest.softmax.default"] is None
     assert "run time only" in (reasons["layertest.shape.default"] or "")

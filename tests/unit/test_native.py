@@ -23,6 +23,7 @@ def test_an_unknown_target_names_the_known_ones() -> None:
 
 
 def test_missing_tools_are_named_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHGRAFT_NATIVE", raising=False)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(driver.sysconfig, "get_path", lambda _: "")
     with pytest.raises(NativeBuild) as caught:
