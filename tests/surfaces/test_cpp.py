@@ -138,7 +138,7 @@ CUBES = {"max_two", "prod_two"}
 REFUSALS = {
     "refuses_late_setter": "cumsum layer  is built already. Set it up before its outputs are used.",
     "refuses_axis": "cumsum layer: axis 9 of a tensor with 2 dims",
-    "refuses_operator": "no operator 'aten::no_such_operator'",
+    "refuses_operator": "aten::no_such_operator is not registered.",
     "refuses_output": "unary layer  has 1 outputs, not one at 3",
     "refuses_input": "a converter adds no inputs: those of the call are its arguments",
     "refuses_unknown": "an argument is not known at compile time: it is a tensor that is computed",
@@ -160,6 +160,8 @@ def _inputs(name: str) -> tuple[Tensor, Tensor]:
         x = x.abs() + 0.1
     if name == "matmul":
         return x, torch.randn(3, 4)
+    if name == "matmul_turned":
+        return x, torch.randn(5, 4)
     return x, torch.randn(4, 3) + 0.1
 
 

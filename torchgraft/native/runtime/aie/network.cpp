@@ -100,6 +100,7 @@ const std::vector<Tensor*>& Layer::Built() {
   if (built_) return made_;
   built_ = true;
   made_ = Lower(*net_);
+  for (Tensor* tensor : made_) net_->Id(tensor);  // what it gives may be another layer's, not yet built
   for (auto& promised : promised_) {
     if (promised->index_ >= made_.size())
       throw std::out_of_range(
