@@ -28,7 +28,7 @@ def serve(folder: str) -> None:
 
 
 def _compile(place: Path, request: Mapping[str, Any]) -> None:
-    module = torch.jit.load(place / "given.pt").eval()
+    module = torch.jit.load(place / "given.pt").eval()  # type: ignore[no-untyped-call]
     compiled = compile(
         module,
         _inputs(request["inputs"]),
