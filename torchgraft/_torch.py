@@ -273,12 +273,14 @@ def _lazily() -> contextlib.AbstractContextManager[None]:
 def retrace(
     fn: Callable[..., Any], inputs: Sequence[Any], table: Mapping[Any, Callable[..., Any]]
 ) -> GraphModule:
-    """Trace `fn` on fake inputs, decomposing by `table`."""
+    """Trace `fn` on fake inputs, decomposing by `table`; `meta["original_aten"]` is what a node is
+    part of."""
     from torch._dispatch.python import enable_python_dispatcher
     from torch.fx.experimental.proxy_tensor import make_fx
 
     mode = fake_mode_of(inputs)
-    with faking(mode), enable_python_dispatcher(), _lazily():
+    origin = torch.fx.traceback.preserve_node_meta()
+    with faking(mode), enable_python_dispatcher(), _lazily(), origin:
         return make_fx(fn, decomposition_table=dict(table))(*inputs)
 
 
@@ -317,7 +319,10 @@ def is_op(target: Any) -> bool:
 
 def is_composite(target: Any) -> bool:
     """Whether an operator is made of others before autograd sees it (`linear`, `matmul`, …)."""
-    return is_op(target) and target._can_decompose()
+    try:
+        return is_op(target) and target._can_decompose()
+    except RuntimeError:  # one of TorchScript's own (`sub.int`), which no dispatcher knows
+        return False
 
 
 def is_packet(target: Any) -> bool:

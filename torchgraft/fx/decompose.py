@@ -133,8 +133,9 @@ def _key(node: Node) -> str:
         value, which = used_node.meta["val"], used.index(used_node)
         if not isinstance(value, Tensor):
             return f"{which} {value!r}"
+        stride = value.stride() if value.layout == torch.strided else ()
         kinds = (value.dtype, value.device, value.layout)
-        return f"{which} {tuple(value.shape)} {value.stride()} {kinds}"
+        return f"{which} {tuple(value.shape)} {stride} {kinds}"
 
     return repr((node.target, map_arg((node.args, node.kwargs), kind)))
 
