@@ -93,12 +93,12 @@ class Graph:
         ...     graph.place(graph.one(torch.ops.aten.mm), stream="side")
         >>> model, x = lambda x: (x @ x) + x, torch.eye(2)
         >>> print(graft.compile(model, (x,), mode="eager", pre_passes=[beside]).plan.timeline())
-        main              side
-        ----------------  ---------------
+        main             side
+        ---------------  ---------------
         record entry
-                          wait entry
-                          aten.mm.default
-                          record after0
+                         wait entry
+                         aten.mm.default
+                         record after0
         wait after0
         aten.add.Tensor
         """
