@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: setup demo test bench clean
+.PHONY: setup demo test docs bench clean
 
 setup: $(STAMP)
 
@@ -24,12 +24,16 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mkdocs build -q --strict
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+docs: setup
+	$(BIN)/mkdocs build --strict
 
 # Other compilers to compare with: .venv/bin/pip install -c constraints.txt -e '.[bench]'
 bench: setup
 	$(BIN)/python -m bench cpu
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""`python -m bench`: timings, compile times, call overhead and the operator sweep."""
+"""`python -m bench`: timings, compile times, call overhead, rewrites and the operator sweep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ import click
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
-from bench import compiletime, measure, opdb, peers, plan, report
+from bench import (
+    compiletime,
+    converters,
+    fusions,
+    measure,
+    opdb,
+    ops,
+    peers,
+    plan,
+    prototypes,
+    report,
+    rewrites,
+)
 from bench.models import MODELS
 
 model_option = click.option(
@@ -117,8 +129,9 @@ def overhead(device: str, path: str | None, seconds: float) -> None:
 @main.command("compile-time")
 @model_option
 @click.option("--ways", default=",".join(compiletime.WAYS), show_default=True)
+@click.option("--rounds", default=1, show_default=True, help="The cheapest of so many counts.")
 @json_option
-def compile_time(models: tuple[str, ...], ways: str, path: str | None) -> None:
+def compile_time(models: tuple[str, ...], ways: str, rounds: int, path: str | None) -> None:
     """CPU seconds of graft.compile, and of Inductor alone on the same graph."""
     chosen = ways.split(",")
     for way in chosen:
@@ -127,13 +140,13 @@ def compile_time(models: tuple[str, ...], ways: str, path: str | None) -> None:
     about = report.machine()
     report.show_machine(about)
     names = models or ("mlp", "moe", "dlrm", "tiny_cnn", "bert")
-    costs = [compiletime.measure(name, way) for name in names for way in chosen]
+    costs = [cost for name in names for cost in compiletime.best(name, chosen, rounds)]
     report.show_costs(costs)
     report.write(path, about, costs)
 
 
 @main.command("opdb")
-@click.option("--ops", default="", help="A regular expression, searched in the full name.")
+@click.option("--ops", "named", default="", help="A regular expression, searched in the full name.")
 @click.option("--sample", type=int, help="So many of them.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--grad", is_flag=True, help="Gradients as well.")
@@ -145,7 +158,7 @@ def compile_time(models: tuple[str, ...], ways: str, path: str | None) -> None:
 @click.option("--patience", default=180.0, help="Seconds an op may take.")
 @json_option
 def sweep(
-    ops: str,
+    named: str,
     sample: int | None,
     seed: int,
     grad: bool,
@@ -160,7 +173,7 @@ def sweep(
     """PyTorch's operator database through the backend, against eager."""
     about = report.machine()
     report.show_machine(about)
-    names = opdb.operators(ops, sample, seed)
+    names = opdb.operators(named, sample, seed)
     results = []
     stream = opdb.run(
         names,
@@ -178,6 +191,41 @@ def sweep(
             bar.update(1)
     report.show_results(results)
     report.write(path, about, results)
+
+
+@main.command("rewrites")
+@click.option("--nodes", default=5000, show_default=True)
+@click.option("--patterns", default=200, show_default=True)
+def rewrite(nodes: int, patterns: int) -> None:
+    """Patterns on a large graph, and conversion by the size of the graph."""
+    rewrites.run(nodes, patterns)
+    converters.run()
+
+
+@main.command("converters")
+def convert() -> None:
+    """Conversion by the size of the graph."""
+    converters.run()
+
+
+@main.command("fusions")
+@click.option("--only", type=click.Choice(list(fusions.CASES)))
+@click.option("--seconds", default=2.0, show_default=True, help="Of timing, a fusion and mode.")
+def fuse(only: str | None, seconds: float) -> None:
+    """Each fusion on a module it was made for, with it and without."""
+    fusions.run(only, seconds)
+
+
+@main.command("ops")
+def operators() -> None:
+    """A call of an operator declared here, and of the same by hand."""
+    ops.run()
+
+
+@main.command("prototypes")
+def load() -> None:
+    """Loading 1,700 prototypes, and what the check of dtypes costs."""
+    prototypes.run()
 
 
 @main.command("plan")

@@ -1,4 +1,4 @@
-"""Conversion by size of the graph: `python -m bench.converters`. It should be a straight line."""
+"""Conversion by size of the graph: `python -m bench converters`. It should be a straight line."""
 
 from __future__ import annotations
 
@@ -45,13 +45,10 @@ def seconds(count: int) -> float:
         return time.process_time() - start
 
 
-def main() -> None:
+def run() -> None:
+    """Print the CPU seconds for graphs of up to 50,000 nodes."""
     seconds(100)
     print("| nodes | seconds | µs a node |\n|---|---|---|")
     for count in SIZES:
         took = seconds(count)
         print(f"| {count:,} | {took:.2f} | {took / count * 1e6:.0f} |")
-
-
-if __name__ == "__main__":
-    main()

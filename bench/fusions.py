@@ -1,19 +1,15 @@
-"""`python -m bench.fusions`: each fusion on a module it was made for, with it and without.
+"""`python -m bench fusions`: each fusion on a module it was made for, with it and without.
 
-Both programs are timed in turns, so that a slow moment of the machine hits both; a row is the
-median of the ratios.
+Both programs are timed in turns, in CPU time of the process, so that a slow moment of the machine
+hits both; a row is the median of the ratios.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import torch
 from torch import Tensor, nn
@@ -117,7 +113,9 @@ def programs(name: str, mode: str) -> Iterator[Any]:
     make, shapes = CASES[name]
     model, args = make().eval(), tuple(torch.randn(shape) for shape in shapes)
     for patterns in ((), (fusions.ALL[name],)):
-        config = graft.Config(mode=mode, patterns=patterns, registry=graft.Registry())
+        config = graft.Config(
+            mode=mode, patterns=patterns, fusions=False, registry=graft.Registry()
+        )
         yield graft.compile(model, args, config=config)
     yield args
 
@@ -138,24 +136,17 @@ def measure(name: str, mode: str, seconds: float) -> tuple[float, float]:
 
 
 def _time(run: Any, args: tuple[Tensor, ...], calls: int) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(calls):
         run(*args)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=list(CASES))
-    parser.add_argument("--seconds", type=float, default=2.0)
-    given = parser.parse_args()
+def run(only: str | None, seconds: float) -> None:
+    """Print a row for each fusion."""
     torch.set_num_threads(1)
     print("| fusion | default, µs | ratio | eager, µs | ratio |\n|---|---|---|---|---|")
-    for name in [given.only] if given.only else CASES:
-        cells = [measure(name, mode, given.seconds) for mode in ("default", "eager")]
+    for name in [only] if only else CASES:
+        cells = [measure(name, mode, seconds) for mode in ("default", "eager")]
         shown = " | ".join(f"{took:.0f} | {ratio:.2f}" for took, ratio in cells)
         print(f"| `{name}` | {shown} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()

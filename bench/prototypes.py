@@ -1,7 +1,4 @@
-"""What prototypes cost: loading 1,700 of them, and the check of dtypes at a call.
-
-Run it: python -m bench.prototypes
-"""
+"""`python -m bench prototypes`: loading 1,700 prototypes, and the check of dtypes at a call."""
 
 from __future__ import annotations
 
@@ -43,7 +40,8 @@ def call(fn: Callable[[], Any]) -> float:
     return statistics.median(rounds) / 5000 * 1e6
 
 
-def main() -> None:
+def run() -> None:
+    """Print the seconds of loading, and microseconds a call."""
     with tempfile.TemporaryDirectory() as folder:
         header = pathlib.Path(folder, "ops.h")
         header.write_text("\n".join(map(prototype, range(COUNT))))
@@ -66,7 +64,3 @@ def main() -> None:
     plain, checked = torch.ops.bench_prototypes.plain, torch.ops.ge.Bench0
     print(f"a call: {call(lambda: plain(x, x)):.2f} µs, with dtypes checked ", end="")
     print(f"{call(lambda: checked(x, x)):.2f} µs (a Python kernel that does nothing)")
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.compiletime import Cost
+from bench.compiletime import BASE, Cost
 from bench.measure import Timing
 from bench.opdb import Result
 from bench.plan import Cost as Planned
@@ -109,9 +109,9 @@ def show_costs(costs: Iterable[Cost]) -> None:
         table.add_column(header, justify="right")
     table.add_column("note", overflow="fold")
     costs = list(costs)
-    base = {cost.model: cost.cpu_s for cost in costs if cost.way == "inductor"}
+    cpu = {(cost.model, cost.way): cost.cpu_s for cost in costs}
     for cost in costs:
-        alone = base.get(cost.model)
+        alone = cpu.get((cost.model, BASE.get(cost.way, "")))
         ratio = f"{cost.cpu_s / alone:.2f}" if cost.cpu_s and alone else "-"
         numbers = (_number(cost.cpu_s), _number(cost.wall_s), ratio)
         table.add_row(cost.model, cost.way, *numbers, cost.note)

@@ -28,6 +28,8 @@ def through(
     if front == "loaded":
         torch.jit.save(program, tmp / "m.pt")
         program = tmp / "m.pt"
+    if front == "symbolic":
+        program = torch.fx.symbolic_trace(model)
     if front == "scripted":
         program = torch.jit.script(model)
     return graft.compile(program, (x,), config=config)

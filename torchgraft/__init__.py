@@ -1,5 +1,7 @@
 """Graft your own operators, converters, graph rewrites and streams onto PyTorch."""
 
+import os
+
 from torchgraft.backend import backend
 from torchgraft.compile import Compiled, compile
 from torchgraft.config import Config
@@ -9,9 +11,11 @@ from torchgraft.errors import Declined, GraftError, NoMatch
 from torchgraft.fx.edit import Graph
 from torchgraft.fx.mark import fallback, stream
 from torchgraft.inputs import Input
+from torchgraft.inspect import logs
 from torchgraft.op.check import check
 from torchgraft.op.declare import load_prototypes
 from torchgraft.op.define import Op, op
+from torchgraft.op.load import load_ops
 from torchgraft.op.samples import Make
 from torchgraft.package import script as _script  # noqa: F401 (registers torchgraft::run_engine)
 from torchgraft.package.cache import explain_miss
@@ -57,6 +61,7 @@ __all__ = [
     "fusions",
     "fx_pass",
     "load",
+    "load_ops",
     "load_prototypes",
     "op",
     "pattern",
@@ -64,3 +69,5 @@ __all__ = [
     "stream",
     "verify",
 ]
+
+logs.configure(os.environ.get("TORCHGRAFT_LOGS"))

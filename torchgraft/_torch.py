@@ -13,11 +13,12 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 Flat = Callable[[list[Any]], Sequence[Any]]
@@ -216,14 +217,24 @@ def evaluate(expr: Any, sizes: tuple[tuple[str, int], ...]) -> Any:
 # --- The dialect ---
 
 
+def _core() -> dict[Any, Callable[..., Any]]:
+    """Core ATen's decompositions, less composite operators: those come apart by themselves."""
+    from torch._decomp import _core_aten_decompositions_post_autograd
+
+    return _core_aten_decompositions_post_autograd()
+
+
 @functools.cache
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
     """Core ATen's decompositions, less those that Inductor declines (it has something better)."""
-    from torch._decomp import core_aten_decompositions
-
     generator = inductor_decompositions()
-    core = core_aten_decompositions()
-    return {op: core[op] for op in list(core) if op in generator}
+    return {op: body for op, body in _core().items() if op in generator}
+
+
+@functools.cache
+def declined_decompositions() -> frozenset[Any]:
+    """What core ATen would decompose and Inductor would not."""
+    return frozenset(_core()) - core_decompositions().keys()
 
 
 @functools.cache
@@ -238,24 +249,38 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
 def export_decompositions() -> dict[Any, Callable[..., Any]]:
     """`core_decompositions` for `ExportedProgram.run_decompositions`, which wants the bodies of
     composite operators (`linear`, `matmul`, …) in the table, too."""
-    from torch._decomp import core_aten_decompositions
-
     table = torch.export.default_decompositions()
-    keep = core_decompositions()
-    for op in list(core_aten_decompositions()):
-        if op not in keep:
-            table.pop(op, None)  # type: ignore[no-untyped-call]
+    for op in declined_decompositions():
+        table.pop(op, None)  # type: ignore[no-untyped-call]
     return dict(table.items())  # type: ignore[no-untyped-call]
+
+
+def graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:
+    """A GraphModule whose Python code is written when somebody asks for it, as Inductor has them:
+    code costs as much as a pass, and a graph that is compiled further never runs it."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule(root, graph)
+
+
+def _lazily() -> contextlib.AbstractContextManager[None]:
+    """Make `graph_module`s only, whoever makes them."""
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+    return _use_lazy_graph_module(True)
 
 
 def retrace(
     fn: Callable[..., Any], inputs: Sequence[Any], table: Mapping[Any, Callable[..., Any]]
 ) -> GraphModule:
-    """Trace `fn` on fake inputs, decomposing by `table`."""
+    """Trace `fn` on fake inputs, decomposing by `table`; `meta["original_aten"]` is what a node is
+    part of."""
+    from torch._dispatch.python import enable_python_dispatcher
     from torch.fx.experimental.proxy_tensor import make_fx
 
     mode = fake_mode_of(inputs)
-    with faking(mode):
+    origin = torch.fx.traceback.preserve_node_meta()
+    with faking(mode), enable_python_dispatcher(), _lazily(), origin:
         return make_fx(fn, decomposition_table=dict(table))(*inputs)
 
 
@@ -292,6 +317,14 @@ def is_op(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload)
 
 
+def is_composite(target: Any) -> bool:
+    """Whether an operator is made of others before autograd sees it (`linear`, `matmul`, …)."""
+    try:
+        return is_op(target) and target._can_decompose()
+    except RuntimeError:  # one of TorchScript's own (`sub.int`), which no dispatcher knows
+        return False
+
+
 def is_packet(target: Any) -> bool:
     """Whether a target is an operator with its overload left open."""
     return isinstance(target, torch._ops.OpOverloadPacket)
@@ -306,6 +339,15 @@ def resolve_overload(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 def is_higher_order(target: Any) -> bool:
     """Whether a call's target takes functions (`cond`, `while_loop`, …)."""
     return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+@functools.cache
+def control_flow() -> tuple[Any, ...]:
+    """The operators that run graphs as they are given to them: any callables would do."""
+    from torch._higher_order_ops.map import map_impl
+    from torch._higher_order_ops.scan import scan_op
+
+    return torch.ops.higher_order.cond, torch.ops.higher_order.while_loop, map_impl, scan_op
 
 
 def is_control_deps(target: Any) -> bool:
@@ -333,6 +375,13 @@ def is_functionalised(target: Any) -> bool:
 
 
 # --- torch.compile and export ---
+
+
+def is_symbolic_tracing() -> bool:
+    """Whether `torch.fx.symbolic_trace` is running the code."""
+    from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+
+    return is_fx_symbolic_tracing()
 
 
 def aot_backend(
@@ -453,7 +502,7 @@ def inductor_compile(
     mode = fake_mode_of(inputs)
     frozen = is_inference and any("weight" in node.meta for node in gm.graph.nodes)
     settings = {"freezing": True, "freezing_discard_parameters": False} if frozen else {}
-    with config.patch({**settings, **options}), tracing(TracingContext(mode)):
+    with config.patch({**settings, **options}), tracing(TracingContext(mode)), _lazily():
         if is_inference:
             gm = joint_passes(gm, inputs)
         extra: dict[str, Any] = {}
@@ -540,9 +589,12 @@ def has_compiler() -> str | None:
 # --- TorchScript ---
 
 
-def script_graph(script: Any) -> Any:
-    """A private copy of forward's graph with every call (and fork) inlined and shapes erased."""
+def script_graph(script: Any, prepare: Callable[[Any, Any], None]) -> Any:
+    """A private copy of forward's graph with every call (and fork) inlined and shapes erased;
+    `prepare` sees it first, with the module that it is of."""
     graph = script.graph.copy()
+    if isinstance(script, torch.jit.ScriptModule):
+        prepare(graph, script._c)
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_inline_fork_wait(graph)
     torch._C._jit_pass_erase_shape_information(graph)  # a trace's sizes must not become constants
@@ -604,6 +656,20 @@ def in_forward_mode() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
+def seeing(see: Callable[[Any], None]) -> contextlib.AbstractContextManager[Any]:
+    """Show `see` every operator that is called inside, before it runs."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seeing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            see(func)
+            return func(*args, **(kwargs or {}))
+
+    return Seeing()  # type: ignore[no-untyped-call]
+
+
 def drop_library(library: torch.library.Library) -> None:
     """Take back everything that was registered through a library."""
     library._destroy()  # type: ignore[no-untyped-call]
@@ -637,3 +703,34 @@ def schemas_of(kind: str) -> list[str]:
 def operator_names() -> set[str]:
     """Every operator's name, without overloads."""
     return {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+
+
+def mark_static(tensor: Tensor, dim: int) -> None:
+    """Let torch.compile take each size of a dim for a fixed one (torch 2.11 to 2.13)."""
+    import torch._dynamo
+
+    torch._dynamo.mark_static(tensor, dim)
+
+
+def register_backend(name: str, compiler: Callable[..., Any]) -> None:
+    """Let `torch.compile(backend=name)` find a compiler; one of that name stays (2.11 to 2.13)."""
+    from torch._dynamo.backends import registry
+
+    if name not in registry._COMPILER_FNS:
+        registry.register_backend(compiler, name=name)
+
+
+def register_device(name: str, module: ModuleType) -> None:
+    """Make `module` what `torch.<name>` is; part of torch's interface for devices of others."""
+    register: Any = torch._register_device_module  # untyped in torch
+    register(name, module)
+
+
+def drop_fake(name: str) -> None:
+    """Forget the fake of an op, so that its Meta kernel decides. Torch 2.4 to 2.13."""
+    torch._library.simple_registry.singleton.find(name).fake_impl.kernels.clear()
+
+
+def foreign_device() -> str:
+    """The name of the device that another package brings, which Inductor knows nothing of."""
+    return str(torch._C._get_privateuse1_backend_name())

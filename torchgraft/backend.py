@@ -49,29 +49,31 @@ def torchgraft(
         fields["mode"] = mode
     config = Config.given(config).replace(**fields)
     name = f"torch.compile {next(_NUMBERS)}"
-    compiler = functools.partial(_compile, config=config, name=name, on_program=on_program)
+    compiler = functools.partial(compile_graph, config=config, name=name, on_program=on_program)
     aot = _torch.aot_backend(
         forward=functools.partial(compiler, is_inference=False),
         backward=functools.partial(compiler, is_inference=False, is_backward=True),
         inference=compiler,
-        decompositions=dialect.decompositions(keep=candidates(config)),
+        decompositions=dialect.decompositions(candidates(config), config.decompositions),
     )
     compiled: Callable[..., Any] = aot(gm, example_inputs)
     return compiled
 
 
-def _compile(
+def compile_graph(
     gm: GraphModule,
     inputs: Sequence[Any],
     *,
     config: Config,
     name: str,
-    on_program: Callable[[Program], object] | None,
+    on_program: Callable[[Program], object] | None = None,
     is_inference: bool = True,
     is_backward: bool = False,
 ) -> _torch.Flat:
+    """Compile a graph of AOTAutograd; what comes back takes a list of its inputs."""
     gm.meta["fake_mode"] = _torch.fake_mode_of(inputs)
     kind = "inference" if is_inference else "backward" if is_backward else "forward"
+    gm.meta["kind"] = kind  # for a pass that treats them differently
     static = _torch.static_inputs() if not is_backward else frozenset()
     role = Role("torch.compile", is_inference, is_backward, static)
     with _torch.unfaked():

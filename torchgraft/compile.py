@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torchgraft.backend import backend
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
 from torchgraft.errors import BadValue, NotCopied, NotSavable, NotYet, WeightMismatch
-from torchgraft.fx import edit, meta, script
+from torchgraft.fx import edit, meta, returned, script
 from torchgraft.fx.capture import Capture, Origin, capture, from_exported
 from torchgraft.fx.load import load
 from torchgraft.inputs import Declared, declare
@@ -29,6 +29,9 @@ from torchgraft.report import Report
 from torchgraft.run import call as calls
 from torchgraft.signature import Signature, checked
 from torchgraft.signature import tensors as spec_tensors
+
+if TYPE_CHECKING:
+    from torchgraft.inspect.profile import Profile
 
 
 def compile(
@@ -69,9 +72,9 @@ def captured_for(
     """A program's name, its front end and its graphs; a `Partial` where it is not one graph."""
     if isinstance(model, (str, os.PathLike)):
         model = load(model)
-    name = _name(model)
+    name, own = _name(model), config.decompositions
     if isinstance(model, ExportedProgram):
-        taken = from_exported(model, freeze=config.freeze, keep=candidates(config))
+        taken = from_exported(model, freeze=config.freeze, keep=candidates(config), own=own)
         if config.verify != "off" and model.example_inputs is not None:
             _samples(taken, _torch.flatten(model.example_inputs)[0])
         return name, "export", [taken]
@@ -88,7 +91,7 @@ def captured_for(
     if branches:
         return Partial(name, model, declared, config, translated.branches)
     keep = candidates(config)
-    captures = [capture(model, one, freeze=config.freeze, keep=keep) for one in declared]
+    captures = [capture(model, one, freeze=config.freeze, keep=keep, own=own) for one in declared]
     if config.verify != "off":
         for taken, one in zip(captures, declared, strict=True):
             leaves = _torch.flatten((one.args, one.kwargs))[0]
@@ -145,7 +148,12 @@ class Compiled:
     def _link(self, programs: list[Program]) -> None:
         self._programs = programs
         bound = [
-            calls.Call(self.signature(i), program.run, list(self.captures[i].states.values()))
+            calls.Call(
+                self.signature(i),
+                program.run,
+                list(self.captures[i].states.values()),
+                returned.views_of_inputs(program.gm, len(self.captures[i].states)),
+            )
             for i, program in enumerate(programs)
         ]
         self._call = calls.make(bound)
@@ -194,12 +202,12 @@ class Compiled:
     @property
     def report(self) -> Report:
         """What was done and why (of the first gear); `print(compiled.report)`."""
-        return self._programs[0].report
+        return self._programs[0].report.held(self._programs[0])
 
     @property
     def reports(self) -> list[Report]:
         """One report per gear (or piece)."""
-        return [program.report for program in self._programs]
+        return [program.report.held(program) for program in self._programs]
 
     def program_for(self, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
         """The program that a call takes, and the values of its graph's inputs."""
@@ -208,8 +216,20 @@ class Compiled:
             raise BadValue("program", self, "one that is compiled as a whole")
         index, leaves = calls.fit(signatures, tuple(inputs), {})
         source = self.captures[index]
-        tensors = [leaves[i] for i, _ in spec_tensors(signatures[index].specs)]
+        specs = spec_tensors(signatures[index].specs)
+        tensors = [calls.restride(leaves[i].detach(), spec) for i, spec in specs]
         return self._programs[index], [*tensors, *source.states.values()]
+
+    def profile(self, inputs: Sequence[Any], *, repeat: int = 10) -> Profile:
+        """How long each launch takes on these inputs: `print(it)`, or `it.save("trace.json")`.
+
+        Also what the page of `compiled.report` shows as measured. Inputs are not written.
+        """
+        from torchgraft.inspect.profile import profile
+
+        program, values = self.program_for(inputs)
+        own = _torch.map_leaves(_copied, tuple(inputs))
+        return profile(program, values, lambda: self(*own), repeat)
 
     def explain(self) -> str:
         """Everything about this program as one text: inputs, report, graph, plan."""
@@ -348,7 +368,7 @@ class Partial(Compiled):
     @property
     def report(self) -> Report:
         """The report of the piece that ran first; `reports` has them all."""
-        return self._first().report
+        return self._first().report.held(self._first())
 
     def explain(self) -> str:
         """The branches left in Python, and every piece compiled so far."""
@@ -374,6 +394,10 @@ class Partial(Compiled):
 def _explain(program: Program) -> str:
     graph, plan = _indent(edit.text(program.gm)), _indent(str(program.plan))
     return f"{program.report}\ngraph:\n{graph}\nplan:\n{plan}"
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _guarded(source: Capture, gm_meta: Mapping[str, Any]) -> Signature:

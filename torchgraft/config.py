@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchgraft.errors import BadValue, UnknownName
 
 if TYPE_CHECKING:
@@ -15,8 +17,18 @@ if TYPE_CHECKING:
     from torchgraft.passes.pattern.define import Pattern
     from torchgraft.passes.registry import Registry
 
+DUMP_FORMATS = ("txt", "py", "json", "dot", "svg", "pbtxt", "onnx")
 VERIFY = ("off", "each", "end", "pin")
 MODES = ("eager", "default", "reduce-overhead", "max-autotune")
+PRECISIONS = {
+    "float32": (torch.float32, False),
+    "float16": (torch.float16, False),
+    "bfloat16": (torch.bfloat16, False),
+    "mixed-float16": (torch.float16, True),
+    "mixed-bfloat16": (torch.bfloat16, True),
+}
+"""What `Config.precision` may be: the type to compute in, and whether sensitive calls keep theirs.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +55,9 @@ class Config:
     """The same, after the built-in ones."""
     patterns: tuple[Pattern, ...] = ()
     """Patterns for this compile, after the registered ones."""
+    fusions: bool = True
+    """Use the fusions of `graft.fusions` that were measured to win (docs/patterns.md), in generated
+    code, where neither a converter nor `torch_executed_ops` asks for one of their operators."""
     registry: Registry | None = None
     """Where passes and patterns are looked up; None: the registry of the surrounding scope."""
     converters: tuple[Converter, ...] = ()
@@ -56,6 +71,18 @@ class Config:
     """Fewer nodes than this in a region: they run on ATen."""
     require_full_compilation: bool = False
     """Raise `NotCompiled`, with every culprit, where a node would run on ATen."""
+    merge_branches: bool = True
+    """Compute parallel branches of one shape with frozen weights (experts, towers, embedding
+    tables) as one, where their products are small."""
+    precision: str | None = None
+    """The type to compute in: `float16`, `bfloat16` or `float32` for all floating-point calls,
+    `mixed-float16` or `mixed-bfloat16` for all but the sensitive ones. Inputs and outputs keep
+    their types, and so do custom operators. None: as the program says."""
+    decompositions: Mapping[Any, Callable[..., Any]] = dataclasses.field(
+        default_factory=dict, hash=False
+    )
+    """Functions that take the place of operators while a program is traced, over torch's own."""
+
     stream_memory: float = 1.1
     """How much more memory a plan over several streams may keep alive than the same plan on one:
     beyond it, streams wait for each other. `float("inf")`: never wait for memory."""
@@ -71,6 +98,13 @@ class Config:
     but undo the rewrite, pin the node to ATen and go on. Costs compile time only."""
     verify_dir: str | None = None
     """Where scripts that reproduce a difference go; None: a temporary folder."""
+    report: str | None = None
+    """A folder: each program that is compiled leaves its report there, an HTML page."""
+    dump: str | None = None
+    """A folder: each program leaves its graph there, before the passes and after each that changed
+    it, in numbered files."""
+    dump_formats: tuple[str, ...] = ("txt", "py")
+    """Which files: `txt`, `py` (runs again), `json`, `dot`, `svg`, `pbtxt` and `onnx` (Netron)."""
     inductor: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     """Options for the code generator, as `torch.compile(options=...)` takes them."""
     cache_dir: str | os.PathLike[str] | None = None
@@ -82,20 +116,27 @@ class Config:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UnknownName("mode", self.mode, MODES, where="Config.mode")
-        if not isinstance(self.freeze, bool):
-            raise BadValue("Config.freeze", self.freeze, "True or False")
+        for switch in (
+            "freeze",
+            "fusions",
+            "require_full_compilation",
+            "alias_outputs",
+            "merge_branches",
+        ):
+            if not isinstance(getattr(self, switch), bool):
+                raise BadValue(f"Config.{switch}", getattr(self, switch), "True or False")
         for field in ("pre_passes", "post_passes"):
             passes = getattr(self, field)
             if not isinstance(passes, (list, tuple)) or not all(map(callable, passes)):
                 raise BadValue(f"Config.{field}", passes, "a list of functions")
             object.__setattr__(self, field, tuple(passes))
+        if self.precision is not None and self.precision not in PRECISIONS:
+            raise UnknownName("precision", self.precision, PRECISIONS, where="Config.precision")
+        if not isinstance(self.decompositions, Mapping):
+            raise BadValue("Config.decompositions", self.decompositions, "operators to functions")
+        object.__setattr__(self, "decompositions", MappingProxyType(dict(self.decompositions)))
         if self.verify not in VERIFY:
             raise UnknownName("check", self.verify, VERIFY, where="Config.verify")
-        if not isinstance(self.require_full_compilation, bool):
-            field = "Config.require_full_compilation"
-            raise BadValue(field, self.require_full_compilation, "True or False")
-        if not isinstance(self.alias_outputs, bool):
-            raise BadValue("Config.alias_outputs", self.alias_outputs, "True or False")
         if self.adversary is not None and type(self.adversary) is not int:
             raise BadValue("Config.adversary", self.adversary, "a whole number or None")
         more = self.stream_memory
@@ -117,6 +158,17 @@ class Config:
         object.__setattr__(self, "patterns", tuple(self.patterns))
         if self.registry is not None and not hasattr(self.registry, "unregister"):
             raise BadValue("Config.registry", self.registry, "a graft.Registry")
+        for field in ("report", "dump"):
+            folder = getattr(self, field)
+            if folder is not None and not isinstance(folder, (str, os.PathLike)):
+                raise BadValue(f"Config.{field}", folder, "the path of a folder")
+            object.__setattr__(self, field, None if folder is None else os.fspath(folder))
+        if isinstance(self.dump_formats, str):
+            raise BadValue("Config.dump_formats", self.dump_formats, "a list such as ['txt']")
+        for name in self.dump_formats:
+            if name not in DUMP_FORMATS:
+                raise UnknownName("format", name, DUMP_FORMATS, where="Config.dump_formats")
+        object.__setattr__(self, "dump_formats", tuple(self.dump_formats))
         if not isinstance(self.cache_dir, (str, os.PathLike, type(None))):
             raise BadValue("Config.cache_dir", self.cache_dir, "the path of a folder")
         if not isinstance(self.cache_bytes, int) or self.cache_bytes < 0:
@@ -127,7 +179,8 @@ class Config:
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {name: getattr(self, name) for name in FIELDS}
-        return Config.of, ({**fields, "inductor": dict(self.inductor)},)
+        plain = {name: dict(fields[name]) for name in ("inductor", "decompositions")}
+        return Config.of, ({**fields, **plain},)
 
     def replace(self, **changes: Any) -> Config:
         """A copy with some fields changed; an unknown field raises and suggests the nearest."""

@@ -20,15 +20,22 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names) or "none"
 
 
+_LISTED, _NEAREST = 40, 5  # so many names are shown; of more, so many that look alike
+
+
 class UnknownName(GraftError):
     """A name in a config, a stage, an option or a pass order that nothing answers to."""
 
     def __init__(self, kind: str, name: object, known: Iterable[str], where: str = "") -> None:
         self.kind, self.name, self.known = kind, name, tuple(sorted(known))
-        near = difflib.get_close_matches(str(name), self.known, n=1)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
+        near = difflib.get_close_matches(str(name), self.known, n=_NEAREST)
         prefix = f"{where}: " if where else ""
-        super().__init__(f"{prefix}unknown {kind} {name!r}. {hint}Known: {_list(self.known)}.")
+        if len(self.known) <= _LISTED:
+            hint = f"Did you mean {near[0]!r}? " if near else ""
+            said = f"{hint}Known: {_list(self.known)}."
+        else:
+            said = f"Nearest of {len(self.known)}: {_list(near)}."
+        super().__init__(f"{prefix}unknown {kind} {name!r}. {said}")
 
 
 class BadValue(GraftError):
@@ -42,8 +49,11 @@ class BadValue(GraftError):
 class InputMismatch(GraftError):
     """A call does not fit the inputs that the program was compiled for."""
 
-    def __init__(self, name: str, declared: str, got: str, fix: str) -> None:
+    def __init__(
+        self, name: str, declared: str, got: str, fix: str, *, is_size: bool = False
+    ) -> None:
         self.name, self.declared, self.got, self.fix = name, declared, got, fix
+        self.is_size = is_size  # another size would fit: another gear might
         super().__init__(f"input {name!r}: declared {declared}, got {got}.\n{fix}")
 
 
@@ -449,6 +459,15 @@ class KernelBuild(GraftError):
         super().__init__(f"kernel of operator {op!r} ({source}) does not build:\n  {said}{more}")
 
 
+class NativeBuild(GraftError):
+    """The C++ part of torchgraft cannot be built on this machine."""
+
+    def __init__(self, target: str, said: str, log: str = "") -> None:
+        self.target, self.said, self.log = target, said, log
+        more = f"\nAll of what was said: {log}" if log else ""
+        super().__init__(f"native target {target!r} does not build:\n  {said}{more}")
+
+
 class BadGradient(GraftError):
     """A backward returned gradients that do not fit the inputs."""
 
@@ -523,6 +542,38 @@ class NeverFired(GraftError):
         super().__init__(
             f"pattern {name!r}: nothing was checked, every drawn input was refused:\n  {lines}\n"
             f"Say which values to use: pattern.check(lo=-128, hi=127, x=torch.randn(2, 3))."
+        )
+
+
+class WouldShadow(GraftError):
+    """An Ascend package is really installed, and a stand-in would hide it."""
+
+    def __init__(self, found: dict[str, str]) -> None:
+        self.found = dict(found)
+        where = "".join(f"\n  {name}: {place}" for name, place in self.found.items())
+        super().__init__(
+            f"installed here, and would be hidden:{where}\n"
+            f"Run the script with plain python, or say install(force=True) (--force) to hide them."
+        )
+
+
+class NotOnThisDevice(GraftError, NotImplementedError):
+    """Something of an Ascend package that needs the real device."""
+
+    def __init__(self, feature: str, nearest: str) -> None:
+        self.feature, self.nearest = feature, nearest
+        super().__init__(f"{feature} needs an NPU. {nearest}")
+
+
+class NoProgram(GraftError):
+    """A page was asked of a report whose program is gone."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"report of {name!r}: its program is gone, and the graphs and the plan were the "
+            f"program's.\nUse compiled.report, which keeps its program, or compile with "
+            f"Config(report='folder')."
         )
 
 

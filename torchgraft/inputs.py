@@ -22,6 +22,8 @@ class Input:
 
     One of: a fixed `shape`; `min_shape` and `max_shape`, equal where a dim is fixed (None in
     `max_shape`: no upper bound); `gears`, a list of shapes of which each gets its own program.
+    `example` is a shape in the range, to trace with: needed where the program ties the sizes of
+    two inputs together and their ranges differ.
 
     >>> Input((8, 64), dtype=torch.float16)
     Input((8, 64), dtype=torch.float16)
@@ -36,6 +38,7 @@ class Input:
         dtype: torch.dtype = torch.float32,
         min_shape: Sequence[int] | None = None,
         max_shape: Sequence[int | None] | None = None,
+        example: Sequence[int] | None = None,
         gears: Sequence[Sequence[int]] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -61,6 +64,7 @@ class Input:
             self.ranges = tuple((size, size) for size in _sizes("Input.shape", shape))
         else:
             self.ranges = _ranges(min_shape, max_shape)
+        self._example = None if example is None else _within(example, self.ranges)
 
     @property
     def is_dynamic(self) -> bool:
@@ -74,7 +78,7 @@ class Input:
 
     def example(self, device: torch.device) -> Tensor:
         """A tensor of this type; a dynamic dim gets a size from its range that is not special."""
-        sizes = [_example_size(low, high) for low, high in self.ranges]
+        sizes = self._example or [_example_size(low, high) for low, high in self.ranges]
         return torch.zeros(sizes, dtype=self.dtype, device=self.device or device)
 
     def __repr__(self) -> str:
@@ -85,7 +89,8 @@ class Input:
             what = f"min_shape={low}, max_shape={high}"
         else:
             what = f"{tuple(low for low, _ in self.ranges)}"
-        extra = f", device={str(self.device)!r}" if self.device else ""
+        extra = f", example={self._example}" if self._example else ""
+        extra += f", device={str(self.device)!r}" if self.device else ""
         return f"Input({what}, dtype={self.dtype}{extra})"
 
 
@@ -109,6 +114,16 @@ def _ranges(low: Any, high: Any) -> tuple[tuple[int, int | None], ...]:
     return tuple(zip(lows, bounded, strict=True))
 
 
+def _within(example: Any, ranges: tuple[tuple[int, int | None], ...]) -> tuple[int, ...]:
+    sizes = _sizes("Input.example", example)
+    if len(sizes) != len(ranges) or any(
+        size < low or (high is not None and size > high)
+        for size, (low, high) in zip(sizes, ranges, strict=True)
+    ):
+        raise BadValue("Input.example", sizes, "a shape from min_shape to max_shape")
+    return sizes
+
+
 def _example_size(low: int, high: int | None) -> int:
     if low == high:
         return low
@@ -125,6 +140,15 @@ class Declared:
     names: tuple[str, ...]
     ranges: tuple[tuple[tuple[int, int | None], ...] | None, ...]
 
+    def traced_sizes(self) -> str:
+        """The inputs with dynamic dims, and the sizes they are traced with."""
+        leaves = _torch.flatten((self.args, self.kwargs))[0]
+        return ", ".join(
+            f"{name} {tuple(leaf.shape)}"
+            for name, leaf, ranges in zip(self.names, leaves, self.ranges, strict=True)
+            if ranges and any(low != high for low, high in ranges)
+        )
+
 
 def declare(
     model: Any, inputs: Any, kwargs: Mapping[str, Any] | None, device: torch.device
@@ -136,12 +160,16 @@ def declare(
         raise BadValue("inputs", inputs, "a tuple of tensors, graft.Input or nested containers")
     args, named = tuple(inputs), dict(kwargs or {})
     leaves, spec = _torch.flatten((args, named))
-    gears = {len(leaf.gears) for leaf in leaves if isinstance(leaf, Input) and leaf.gears}
-    if len(gears) > 1:
-        raise BadValue("gears", sorted(gears), "the same number of gears for every input")
     names = leaf_names(model, args, named)
+    counts = {
+        name: len(leaf.gears)
+        for name, leaf in zip(names, leaves, strict=True)
+        if isinstance(leaf, Input) and leaf.gears
+    }
+    if len(set(counts.values())) > 1:
+        raise BadValue("gears", counts, "as many gears for each input: gear i of all go together")
     result = []
-    for gear in range(max(gears, default=1)):
+    for gear in range(max(counts.values(), default=1)):
         typed = [leaf.at_gear(gear) if isinstance(leaf, Input) else leaf for leaf in leaves]
         examples = [leaf.example(device) if isinstance(leaf, Input) else leaf for leaf in typed]
         examples = [_spread(leaf) if isinstance(leaf, Tensor) else leaf for leaf in examples]

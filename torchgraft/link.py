@@ -55,9 +55,14 @@ class Branch:
 
     program: Any
     single: bool  # it gives one value, not a tuple
+    dense: tuple[bool, ...] = ()  # operands that it wants contiguous
 
     def __call__(self, *operands: Any) -> Any:
-        outputs = self.program.run(list(operands))
+        given = list(operands)
+        for i, wanted in enumerate(self.dense):
+            if wanted:
+                given[i] = given[i].contiguous()
+        outputs = self.program.run(given)
         return outputs[0] if self.single else tuple(outputs)
 
 
@@ -139,7 +144,7 @@ class Linker:
     def _control_flow(self) -> dict[Node, Place]:
         """Where branches and loops run: each branch is compiled, a program of its own."""
         places: dict[Node, Place] = {}
-        for target in (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop):
+        for target in _torch.control_flow():
             for node in self.gm.graph.find_nodes(op="call_function", target=target):
                 if self.config.mode == "eager" or in_fallback(node):
                     continue
@@ -182,7 +187,11 @@ class Linker:
             self.report.nodes.append(dataclasses.replace(node, node=name, region=region))
         self.report.conversions += report.conversions
         self.report.notes += [f"{target}: {note}" for note in report.notes]
-        self.branches[target] = Branch(program, single)
+        # A loop may slice what it loops over; its body was traced with dense slices.
+        with _torch.quiet_guards(gm.meta["fake_mode"]):
+            inputs = meta.inputs_of(gm)
+            dense = [isinstance(value, Tensor) and value.is_contiguous() for value in inputs]
+        self.branches[target] = Branch(program, single, tuple(dense))
         return self.branches[target]
 
     def _fresh(self) -> Buffer:

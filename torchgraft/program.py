@@ -20,17 +20,19 @@ from torchgraft.codegen import regions
 from torchgraft.config import Config
 from torchgraft.convert.run import convert, unheard
 from torchgraft.errors import NotCompiled, ResultChanged, UnorderedUse
-from torchgraft.fx import label, meta, race
+from torchgraft.fx import label, meta, race, returned
 from torchgraft.link import Linker, Role
 from torchgraft.passes import pipeline
+from torchgraft.passes.history import Change, History
 from torchgraft.plan import Plan
 from torchgraft.report import Conversion, Placed, Report, remember
 from torchgraft.run import cuda, host, streams
 
 if TYPE_CHECKING:
+    from torchgraft.inspect.profile import Profile
     from torchgraft.verify.watch import Watch
 
-log = logging.getLogger("torchgraft")
+log = logging.getLogger("torchgraft.plan")
 
 
 @dataclasses.dataclass
@@ -42,6 +44,9 @@ class Program:
     run: _torch.Flat
     report: Report
     linker: Linker
+    history: History = dataclasses.field(default_factory=History)
+    profile: Profile | None = None
+    """The last `compiled.profile(...)`: what a page shows as measured."""
 
 
 def build(
@@ -57,8 +62,12 @@ def _build(gm: GraphModule, config: Config, role: Role, name: str, linker: type[
     program = _assemble(gm, config, role, report, linker)
     program.run = captured(program.run, config, role.static, written(gm), report)
     _say(report, config)
-    remember(report)
-    log.debug("%s\n%s", report, program.plan)
+    remember(report, program)
+    if config.report is not None:
+        from torchgraft.inspect.page import write_into
+
+        write_into(config.report, report)
+    log.info("%s\n%s", report, program.plan)
     return program
 
 
@@ -110,14 +119,17 @@ def _assemble(
         watch = Watch(gm, config, report)
     captured = watch.old if watch is not None else None
     start = time.perf_counter()
-    labels = label.Labels()
-    report.steps = pipeline.run(gm, meta.inputs_of(gm), config, watch, labels)
+    labels, history = label.Labels(), _history(gm, config, report)
+    report.steps = pipeline.run(gm, meta.inputs_of(gm), config, watch, labels, history)
     report.notes += labels.notes
     if labels.explicit and not role.is_backward:
         report.notes += _completed(gm, labels.explicit)
     report.notes += unheard(gm, config)
+    before = meta.snapshot(gm.graph)
     report.conversions = _convert(gm, config, watch)
     regions.keep_old(gm)
+    returned.copy_constants(gm)
+    history.add(Change.since(before, gm, "converters"), gm)
     meta.drop_unused(gm)
     gm.recompile()
     report.seconds["passes"] = time.perf_counter() - start
@@ -125,8 +137,21 @@ def _assemble(
     program = _link(gm, config, role, report, linker)
     if watch is not None and captured is not None and config.verify != "each":
         program = _compared(program, watch, captured, role)
+    program.history = history
+    if history.on_plan is not None:
+        history.on_plan(program.plan)
     report.seconds["code"] = time.perf_counter() - start
     return program
+
+
+def _history(gm: GraphModule, config: Config, report: Report) -> History:
+    """Keeps what each step does; with `Config(dump=...)` each graph is written, too."""
+    if config.dump is None:
+        return History()
+    from torchgraft.inspect.dump import Dump
+
+    dump = Dump(config.dump, config.dump_formats, report.name, gm)
+    return History(on_step=dump.step, on_plan=dump.plan)
 
 
 def _completed(gm: GraphModule, explicit: str) -> list[str]:
@@ -187,9 +212,15 @@ def _compared(program: Program, watch: Watch, captured: GraphModule, role: Role)
     from torchgraft.verify.bisect import at_end
 
     config, report = program.linker.config, program.report
-    while (error := watch.end(program.run, captured)) is not None:
+    while True:
+        tried = drawn_alike(program)
+        error = watch.end(tried.run, captured)
+        if error is None and tried is not program:
+            error = watch.end(program.run, captured, values=False)
+        if error is None:
+            return program
         assert watch.inputs is not None
-        found = at_end(program, captured, watch.inputs, error)
+        found = at_end(tried, captured, watch.inputs, error)
         nodes = [n for n in program.gm.graph.nodes if n.name == found.node]
         if config.verify == "end" or not nodes or "pinned" in nodes[0].meta:
             what = f"node {found.node!r}" if found.node else "its outputs"
@@ -198,7 +229,17 @@ def _compared(program: Program, watch: Watch, captured: GraphModule, role: Role)
         report.notes.append(f"pinned: {found}")
         report.nodes.clear()
         program = _link(program.gm, config, role, report, type(program.linker))
-    return program
+
+
+def drawn_alike(program: Program) -> Program:
+    """The program to compare values of: itself, or its twin whose random numbers ATen draws."""
+    from torchgraft.verify.compare import seeded
+
+    gm, linker = seeded(program.gm), program.linker
+    if gm is None:
+        return program
+    scratch = Report(program.report.name, linker.role.front_end, program.report.mode)
+    return _link(gm, linker.config, linker.role, scratch, Linker)
 
 
 def _device(gm: GraphModule) -> str:

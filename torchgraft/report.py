@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchgraft.program import Program
 
 RECENT = 64
 """How many programs `reports()` remembers at most."""
@@ -47,6 +52,7 @@ class Placed:
 KINDS = (
     "generated",  # by the code generator
     "custom operator",  # launched as its own kernel
+    "copy",  # made so that nobody writes what another reads
     "control flow",  # its branches are compiled, each as a program of its own
     "mode",  # mode "eager"
     "unsupported",  # the generator does not take it
@@ -87,6 +93,29 @@ class Report:
     conversions: list[Conversion] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    program: Callable[[], Program | None] = dataclasses.field(
+        default=lambda: None, repr=False, compare=False
+    )
+    """What this is about. A program's own report does not keep it alive; `compiled.report` does."""
+
+    def held(self, program: Program) -> Report:
+        """This report, keeping the program alive; it shares all that is noted later."""
+        return dataclasses.replace(self, program=lambda: program)
+
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write all of it as one page that opens from disk: steps, graphs, matches, plan, kernels.
+
+        The graphs and the plan are the program's, so it must still be alive.
+        """
+        from torchgraft.inspect.page import write
+
+        write(path, self)
+
+    def data(self) -> dict[str, Any]:
+        """The same as plain data, for `json.dumps`."""
+        from torchgraft.inspect.page import data
+
+        return data(self)
 
     @property
     def compiled(self) -> list[Placed]:
@@ -158,8 +187,9 @@ _LOCK = threading.Lock()
 _RECENT: collections.deque[weakref.ref[Report]] = collections.deque(maxlen=RECENT)
 
 
-def remember(report: Report) -> None:
+def remember(report: Report, program: Program) -> None:
     """Let `reports()` find this one for as long as its program lives."""
+    report.program = weakref.ref(program)
     with _LOCK:
         _RECENT.append(weakref.ref(report))
 

@@ -26,6 +26,7 @@ class TensorSpec:
     stride: tuple[int, ...] | None  # None: contiguous in `format`
     mutated: bool = False
     format: torch.memory_format = torch.contiguous_format
+    layout: torch.layout = torch.strided
 
     def __str__(self) -> str:
         sizes = ", ".join(map(str, self.shape))
@@ -71,7 +72,7 @@ class Signature:
         """Why these leaves do not fit, or None. Strides are not a reason: the call adapts them."""
         symbols: dict[str, int] = {}
         for spec, leaf in zip(self.specs, leaves, strict=True):
-            if isinstance(spec, TensorSpec) and isinstance(leaf, Tensor):
+            if isinstance(spec, TensorSpec) and isinstance(leaf, Tensor) and not leaf.is_nested:
                 for want, size in zip(spec.shape, leaf.shape, strict=False):
                     if str(want) in self.ranges:
                         symbols.setdefault(str(want), int(size))
@@ -141,6 +142,11 @@ def _misfit(
     if type(leaf).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         fix = "Pass the tensor that it stands for; a compiled program reads its memory."
         return InputMismatch(spec.name, "a plain tensor", type(leaf).__name__, fix)
+    if leaf.is_nested or leaf.layout != spec.layout:
+        want = str(spec.layout).removeprefix("torch.")
+        got = "a nested tensor" if leaf.is_nested else f"layout {leaf.layout}"
+        fix = "Pass it dense: .to_dense(), or torch.nested.to_padded_tensor(x, 0.0)."
+        return InputMismatch(spec.name, f"a {want} tensor", got, fix)
     if leaf.dtype != spec.dtype:
         fix = f"Convert it with .to({spec.dtype}), or compile for {leaf.dtype}."
         return InputMismatch(spec.name, f"dtype {spec.dtype}", f"{leaf.dtype}", fix)
@@ -150,14 +156,15 @@ def _misfit(
     if leaf.ndim != len(spec.shape):
         fix = "Reshape it, or compile for that rank."
         got = f"{leaf.ndim} dims {tuple(leaf.shape)}"
-        return InputMismatch(spec.name, f"{len(spec.shape)} dims {_shown(spec.shape)}", got, fix)
+        want = f"{len(spec.shape)} dims {_shown(spec.shape)}"
+        return InputMismatch(spec.name, want, got, fix)
     for dim, (want, size) in enumerate(zip(spec.shape, leaf.shape, strict=True)):
         if (problem := _size_misfit(want, int(size), symbols, signature)) is not None:
             fix = (
                 "Declare graft.Input(min_shape=..., max_shape=...) or gears=[...] for other sizes."
             )
             got = f"{size} (shape {tuple(leaf.shape)})"
-            return InputMismatch(spec.name, f"{problem} in dim {dim}", got, fix)
+            return InputMismatch(spec.name, f"{problem} in dim {dim}", got, fix, is_size=True)
     return None
 
 
@@ -191,7 +198,8 @@ def checked(declared: Declared) -> Signature:
             if low != high:
                 shape[dim] = symbol = f"{name}.shape[{dim}]"
                 ranges[symbol] = (low, high)
-        specs.append(TensorSpec(name, tuple(shape), leaf.dtype, leaf.device, None))
+        spec = TensorSpec(name, tuple(shape), leaf.dtype, leaf.device, None, layout=leaf.layout)
+        specs.append(spec)
     return Signature(tuple(specs), tree, None, ranges)
 
 

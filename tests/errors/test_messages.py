@@ -10,7 +10,7 @@ from models import Mlp
 from torch import Tensor
 
 import torchgraft as graft
-from torchgraft import errors
+from torchgraft import _torch, errors
 from torchgraft.config import FIELDS
 
 X = torch.ones(2, 8)
@@ -84,6 +84,23 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
         + ", ".join(repr(name) for name in sorted(FIELDS))
         + ".",
     ),
+    "gears": (
+        lambda: graft.compile(
+            lambda x, y: x + y,
+            (graft.Input(gears=[(2, 3), (4, 3)]), graft.Input(gears=[(2, 3)])),
+            mode="eager",
+        ),
+        errors.BadValue,
+        "gears: expected as many gears for each input: gear i of all go together, got "
+        "{'x': 2, 'y': 1} (dict).",
+    ),
+    "no such gear": (
+        lambda: graft.compile(torch.sin, (graft.Input(gears=[(2,), (4,)]),), mode="eager")(X[0]),
+        errors.InputMismatch,
+        "input 'args': declared one of the gears (args float32[2] on cpu; args float32[4] on cpu), "
+        "got 8 (shape (8,)).\n"
+        "Add that shape to gears=[...] of its graft.Input, or pad it to one of them.",
+    ),
     "field": (
         lambda: graft.Config(freeze="yes"),
         errors.BadValue,
@@ -124,6 +141,18 @@ def test_the_message(case: str) -> None:
         provoke()
     assert str(caught.value) == message
     assert isinstance(caught.value, graft.GraftError)
+
+
+def test_of_hundreds_of_names_the_nearest_few_are_listed() -> None:
+    with pytest.raises(errors.UnknownName) as caught:
+        graft.Config(inductor={"max_autotune_gem": True})
+    count = len(_torch.inductor_options())
+    assert str(caught.value).startswith(
+        "Config.inductor: unknown Inductor option 'max_autotune_gem'. "
+        f"Nearest of {count}: 'max_autotune_gemm', "
+    )
+    assert count > 100
+    assert len(str(caught.value)) < 300
 
 
 def test_a_program_that_branches_on_data_names_its_line() -> None:

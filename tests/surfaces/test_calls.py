@@ -12,7 +12,13 @@ from models import CASES, Mlp
 from torch import Tensor, nn
 
 import torchgraft as graft
-from torchgraft.errors import InputMismatch, Specialised, WeightMismatch
+from torchgraft.errors import (
+    BadValue,
+    CannotCapture,
+    InputMismatch,
+    Specialised,
+    WeightMismatch,
+)
 
 MODES = ["eager", pytest.param("default", marks=pytest.mark.slow)]
 
@@ -149,6 +155,28 @@ def test_a_dim_that_the_program_fixes_is_an_error(fn: Any, only: str) -> None:
         graft.compile(fn, (spec,), mode="eager")
 
 
+def test_tied_sizes_with_different_ranges_say_what_to_write() -> None:
+    wide = {"min_shape": (2, 3), "max_shape": (16, 3)}
+    narrow = graft.Input(min_shape=(2, 3), max_shape=(8, 3))
+    with pytest.raises(CannotCapture, match=r"traced with x \(8, 3\), y \(16, 3\).*example="):
+        graft.compile(lambda x, y: x + y, (narrow, graft.Input(**wide)), mode="eager")
+    fitting = graft.Input(**wide, example=(8, 3))
+    with pytest.raises(Specialised, match=r"declared 2 to 16, but .* only works for 2 to 8"):
+        graft.compile(lambda x, y: x + y, (narrow, fitting), mode="eager")
+    any_rows = {"min_shape": (2, 3), "max_shape": (None, 3)}
+    longer = graft.Input(min_shape=(3, 3), max_shape=(None, 3), example=(17, 3))
+    compiled = graft.compile(
+        lambda x, y: x + y[1:], (graft.Input(**any_rows), longer), mode="eager"
+    )
+    torch.testing.assert_close(
+        compiled(torch.ones(5, 3), torch.ones(6, 3)), torch.full((5, 3), 2.0)
+    )
+    with pytest.raises(InputMismatch, match="size 6"):
+        compiled(torch.ones(5, 3), torch.ones(5, 3))
+    with pytest.raises(BadValue, match=r"Input\.example"):
+        graft.Input(**wide, example=(17, 3))
+
+
 def test_what_else_is_assumed_of_sizes_is_checked_at_the_call() -> None:
     def fn(x: Tensor) -> Tensor:
         return x.reshape(-1, 4) if x.shape[0] % 2 == 0 else x
@@ -179,6 +207,61 @@ def test_strides_other_than_declared_are_taken() -> None:
     compiled = graft.compile(lambda x: x.relu(), (declared,), mode="eager")
     assert compiled(declared).is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(compiled(declared.contiguous()), declared.relu())
+
+
+def test_outputs_that_are_views_of_an_input_are_so_whatever_its_strides() -> None:
+    def fn(x: Tensor) -> Any:
+        return x, x.t(), x[1:], x + 1
+
+    compiled = graft.compile(fn, (torch.randn(3, 4),), mode="eager")
+    for x in (torch.randn(3, 4), torch.randn(4, 3).t(), torch.randn(3, 8)[:, ::2]):
+        *views, fresh = compiled(x)
+        for got, want in zip(views, fn(x)[:3], strict=True):
+            assert (got.data_ptr(), got.stride()) == (want.data_ptr(), want.stride())
+            assert got.shape == want.shape
+        torch.testing.assert_close(fresh, x + 1)
+        compiled(x)[1].zero_()
+        assert not x.any()
+
+
+def test_a_leaf_that_requires_grad_is_not_written_behind_autograd() -> None:
+    compiled = graft.compile(lambda x: x.add_(1), (torch.zeros(2),), mode="eager")
+    leaf = torch.zeros(2, requires_grad=True)
+    with pytest.raises(InputMismatch, match="a leaf that requires grad"):
+        compiled(leaf)  # eager raises, too
+    assert not leaf.any()
+    with torch.no_grad():
+        compiled(leaf)
+    assert leaf.tolist() == [1.0, 1.0]
+
+
+def test_sparse_and_nested_tensors() -> None:
+    sparse = torch.eye(3).to_sparse()
+    compiled = graft.compile(lambda x: x.to_dense() + 1, (sparse,), mode="eager")
+    torch.testing.assert_close(compiled(sparse), torch.eye(3) + 1)
+    with pytest.raises(InputMismatch, match="declared a sparse_coo tensor, got layout"):
+        compiled(torch.eye(3))
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(CannotCapture, match="input 'x' is a nested tensor"):
+        graft.compile(lambda x: x + 1, (nested,), mode="eager")
+    compiled = graft.compile(lambda x: x + 1, (torch.ones(2, 3),), mode="eager")
+    for wrong, what in ((nested, "a nested tensor"), (torch.ones(2, 3).to_sparse(), "sparse_coo")):
+        with pytest.raises(InputMismatch, match=what):
+            compiled(wrong)
+
+
+def test_autocast_is_the_models_or_that_of_the_compile() -> None:
+    """A program is what was captured: autocast around a later call changes nothing."""
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+
+    def half(x: Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(x)
+
+    assert graft.compile(Fn(half), (x,), mode="eager")(x).dtype == torch.bfloat16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        compiled = graft.compile(model, (x,), mode="eager")
+    assert compiled(x).dtype == torch.bfloat16
 
 
 def test_gradients_and_autocast_of_the_caller_do_not_reach_the_program() -> None:
@@ -272,6 +355,33 @@ def test_frozen_weights_are_copies_and_the_report_says_so() -> None:
         model.up.weight.zero_()
     torch.testing.assert_close(compiled(x), before)
     assert any("3 weights are frozen" in note for note in compiled.report.notes)
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_returned_weights_are_the_callers_when_frozen_and_the_modules_when_not(
+    mode: str, freeze: bool
+) -> None:
+    class Returns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.arange(6.0).view(2, 3))
+
+        def forward(self, x: Tensor) -> Any:
+            wide = self.w.unsqueeze(0).expand(9, 2, 3) * 2  # too large to fold before Inductor
+            return x + self.w, self.w, self.w.t(), self.w * 2, wide, self.w
+
+    model, x = Returns(), torch.ones(2, 3)
+    compiled = graft.compile(model, (x,), mode=mode, freeze=freeze)
+    want = [t.detach().clone() for t in model(x)]
+    outputs = compiled(x)
+    assert outputs[1] is outputs[5]  # as eager
+    assert outputs[2].data_ptr() == outputs[1].data_ptr()
+    assert (outputs[1].data_ptr() == model.w.data_ptr()) == (not freeze)
+    for output in outputs if freeze else (outputs[0], outputs[3], outputs[4]):
+        output.fill_(7)
+    for one in (x, x.t().contiguous().t()):  # as declared, and adapted
+        torch.testing.assert_close(compiled(one), tuple(want))
 
 
 @pytest.mark.parametrize("mode", MODES)

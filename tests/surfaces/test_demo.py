@@ -18,4 +18,6 @@ def test_the_demo_agrees_with_eager() -> None:
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "addmm.default 12 8" in lines  # two attention layers, each with two products less
     assert any(line.startswith("merge_projections post") for line in lines)
+    assert "gradient ok" in lines  # of its operator
+    assert any("launched as itself: cpu python kernel" in line for line in lines)
     assert lines[-1] == "All results agree."

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 import torchgraft as graft
 from torchgraft import errors
 
-FRONT_ENDS = ["module", "exported", "traced", "torch.compile"]
+FRONT_ENDS = [
+    "module", "exported", "traced", "loaded", "scripted", "symbolic", "torch.compile",
+]  # fmt: skip
 
 
 class Inner(nn.Module):
@@ -63,11 +65,6 @@ def test_blocks_operators_and_modules(front: str, tmp_path: pathlib.Path) -> Non
     assert 0 < report.coverage < 1
     [relu] = [node for node in report.fallbacks if node.kind == "forced op"]
     assert relu.reason == "aten::relu is in torch_executed_ops"
-
-
-def test_a_block_holds_in_a_saved_trace_too(tmp_path: pathlib.Path) -> None:
-    compiled = through("loaded", Model(), torch.randn(4, 4), graft.Config(), tmp_path)
-    assert kinds(compiled.report)["sin"] == "forced block"
 
 
 @pytest.mark.parametrize(
@@ -246,6 +243,31 @@ def test_branches_and_loops_are_compiled(front: str) -> None:
     for x in (torch.ones(3), -torch.ones(3)):
         for n in (torch.tensor(0), torch.tensor(5)):
             torch.testing.assert_close(run(x, n), model(x, n))
+
+
+class Mapped(nn.Module):
+    def forward(self, rows: Tensor, y: Tensor) -> Tensor:
+        from functorch.experimental.control_flow import map
+
+        result: Tensor = map(lambda x, y: (x * 2).sin() + y, rows, y)
+        return result
+
+
+class Scanned(nn.Module):
+    def forward(self, rows: Tensor, y: Tensor) -> Any:
+        from torch._higher_order_ops.scan import scan
+
+        return scan(lambda carry, x: (carry + x.sin(), (carry * x).cos()), y, rows, reverse=True)
+
+
+@pytest.mark.parametrize("model", [Mapped(), Scanned()], ids=["map", "scan"])
+@pytest.mark.parametrize("strided", [False, True])
+def test_bodies_of_map_and_scan_are_compiled(model: nn.Module, strided: bool) -> None:
+    rows = torch.randn(3, 5).t() if strided else torch.randn(5, 3)
+    args = (rows, torch.randn(3))
+    compiled = graft.compile(model, args)
+    assert {node.kind for node in compiled.report.nodes} == {"generated", "control flow"}
+    torch.testing.assert_close(compiled(*args), model(*args))
 
 
 @pytest.mark.slow

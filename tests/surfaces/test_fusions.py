@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import torchgraft as graft
 from bench.fusions import CASES
+from torchgraft.errors import BadValue, ResultChanged
 from torchgraft.passes import fusions
+from torchgraft.passes.pipeline import passes_for
 
 transformers = pytest.importorskip("transformers")
 
@@ -50,6 +53,101 @@ def test_it_passes_its_own_check(name: str) -> None:
     result = fusions.ALL[name].check(8, **given)
     assert result.fired
     assert result.worst <= 1
+
+
+# --- Those that are on by default ---
+
+
+@pytest.mark.parametrize("name", ["attention", "rotary"])
+def test_it_is_on_by_default_in_generated_code(name: str) -> None:
+    make, shapes = CASES[name]
+    model, args = make().eval(), tuple(torch.randn(shape) for shape in shapes)
+    run = graft.compile(model, args)
+    assert run.report.matches == {name: 1}
+    agree(run(*args), model(*args))
+
+
+def test_who_asks_for_an_operator_gets_it() -> None:
+    softmax = torch.ops.aten._softmax.default
+    needs = {op for ops in fusions.DEFAULT.values() for op in ops}
+
+    def chosen(present: Any = needs, **fields: Any) -> list[str]:
+        found = passes_for(graft.Config(**fields), present)
+        return [one.name for one in found if one in fusions.DEFAULT]
+
+    assert sorted(chosen()) == ["attention", "rotary"]
+    assert chosen(needs - {softmax}) == ["rotary"]
+    assert chosen(fusions=False) == chosen(mode="eager") == []
+    assert chosen(torch_executed_ops=["aten::neg"]) == []
+    assert chosen(patterns=[fusions.rotary]) == ["attention"]
+    own = graft.converter(softmax, register=False)(lambda net, x, dim, half_to_float: x)
+    assert chosen(converters=[own]) == ["rotary"]
+    with pytest.raises(BadValue, match=r"Config\.fusions"):
+        graft.Config(fusions="all")
+
+
+def test_a_mask_is_left_as_it_is_unless_it_is_asked_for() -> None:
+    def masked(q: Tensor, mask: Tensor) -> Tensor:
+        return torch.softmax(q @ q.transpose(-2, -1) * 0.125 + mask, -1) @ q
+
+    args = torch.randn(1, 2, 4, 8), torch.full((1, 1, 4, 4), -torch.inf)
+    config = graft.Config()
+    assert graft.compile(masked, args, config=config).report.matches == {}
+    fused = graft.compile(masked, args, mode="eager", patterns=[fusions.attention])
+    assert fused.report.matches == {"attention": 1}
+    assert masked(*args).isnan().all()
+    assert not fused(*args).isnan().any()
+
+
+# --- Each fusion with a mistake in it: verification names the pattern and the node ---
+
+
+def _halves(m: graft.Match) -> tuple[Tensor, Tensor]:
+    return m.x.chunk(2, -1)
+
+
+def _normed(m: graft.Match, x: Tensor) -> Tensor:
+    return F.rms_norm(x, m.weight.shape, m.weight, m.eps)
+
+
+def _conv(m: graft.Match) -> Tensor:
+    scale = m.gamma * torch.rsqrt(m.var + m.eps)
+    return F.conv2d(m.x, m.weight * scale.reshape(-1, 1, 1, 1), m.beta, m.stride, m.padding)
+
+
+MISTAKES: dict[str, Any] = {
+    "rms_norm": lambda m: _normed(m, m.x - m.x.mean(-1, keepdim=True)),
+    "residual_norm": lambda m: (_normed(m, m.x), m.x + m.y),
+    "rotary": lambda m: m.x * m.cos + torch.cat(_halves(m)[::-1], -1) * m.sin,
+    "swiglu": lambda m: F.linear(m.x, m.gate) * F.silu(F.linear(m.x, m.up)),
+    "qkv": lambda m: tuple(F.linear(m.x, w) for w in (m.wk, m.wq, m.wv)),
+    "qkv_bias": lambda m: tuple(F.linear(m.x, w, m.bq) for w in (m.wq, m.wk, m.wv)),
+    "gelu_tanh": lambda m: F.gelu(m.x),
+    "attention": lambda m: F.scaled_dot_product_attention(m.q, m.k, m.v, m.mask, scale=1.0),
+    "dequantize_matmul": lambda m: F.linear(m.x, m.weight.to(m.x.dtype)),
+    "conv_bn": _conv,
+    "softmax_dropout": fusions.softmax_dropout.replacement,  # a change, if on purpose
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_mistake_in_it_is_found(name: str) -> None:
+    seen: set[str] = set()
+
+    def broken(m: graft.Match) -> Any:
+        seen.update(n.name for n in m.nodes if not n.users.keys() <= set(m.nodes))
+        return MISTAKES[name](m)
+
+    make, shapes = CASES[name]
+    model, args = make().eval(), tuple(torch.randn(shape) for shape in shapes)
+    for buffer in model.buffers():  # a new batch norm has a mean of 0
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 2)
+    patterns = [fusions.ALL[name].using(broken)]
+    with pytest.raises(ResultChanged) as info:
+        graft.compile(model, args, mode="eager", patterns=patterns, verify="each")
+    assert info.value.by.startswith(f"pattern '{name}' (")
+    assert info.value.node in seen
 
 
 # --- Hugging Face, random tiny configs ---

@@ -341,3 +341,23 @@ def test_conversion_is_linear() -> None:
 
     work(10)
     assert work(200) < 2.3 * work(100)
+
+
+def test_a_builder_of_a_prototype_adds_a_node(x: Tensor, tmp_path: pathlib.Path) -> None:
+    from torchgraft.op.build import build
+    from torchgraft.op.lookup import register_kernel
+
+    header = tmp_path / "reg.h"
+    header.write_text(
+        "REG_OP(BuiltTwice).INPUT(x, DT_FLOAT).OUTPUT(y, DT_FLOAT).OP_END_FACTORY_REG(BuiltTwice)"
+    )
+    graft.load_prototypes(header)
+    register_kernel("BuiltTwice", lambda x: x * 2)
+
+    @graft.converter(aten.neg.default)
+    def negate(net: graft.Net, x: graft.Value) -> Any:
+        return build("BuiltTwice", inputs={"x": x}, outputs=["y"], attrs={})
+
+    compiled = eager(torch.neg, x)
+    assert ops(compiled) == ["ge.BuiltTwice.default"]
+    assert torch.equal(compiled(x), x * 2)

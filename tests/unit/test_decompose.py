@@ -8,8 +8,9 @@ from torch.fx import GraphModule
 
 import torchgraft as graft
 from torchgraft import _torch
-from torchgraft.codegen.decompose import decompose
-from torchgraft.fx import meta
+from torchgraft.fx import dialect, meta
+from torchgraft.fx.capture import from_exported
+from torchgraft.fx.decompose import decompose, parts_of
 
 
 def graph_of(fn: object, *args: Tensor) -> GraphModule:
@@ -48,6 +49,64 @@ def test_no_two_nodes_share_the_memory_of_a_value() -> None:
     ]
     assert len(values) > 20
     assert len({value.untyped_storage()._cdata for value in values}) == len(values)
+
+
+class Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.norm = torch.nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.nn.functional.dropout(self.layers(x), 0.5, self.training).flatten(1)
+        return self.norm(y.reshape(-1, 8)).to(torch.float32)
+
+
+def test_one_call_at_a_time_gives_the_graph_that_a_whole_trace_gives() -> None:
+    model, x = Layers().eval(), torch.randn(2, 3, 8)
+    exported = torch.export.export(model, (x,))
+    assert parts_of(exported.graph, dialect.decompositions()) is not None
+    whole = exported.run_decompositions(dialect.export_decompositions())
+    one, other = (from_exported(e, freeze=True).gm.graph.nodes for e in (exported, whole))
+    assert [n.target for n in one if n.op == "call_function"] == [
+        n.target for n in other if n.op == "call_function"
+    ]
+    assert all(n.meta["stack_trace"] for n in one if n.op == "call_function")
+    torch.testing.assert_close(graft.compile(exported, mode="eager")(x), model(x))
+
+
+def test_a_graph_that_writes_is_traced_as_a_whole() -> None:
+    def hidden(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return torch.nn.functional.batch_norm(x, mean, var, training=True)
+
+    for fn, args in (
+        (hidden, (torch.randn(4, 3), torch.zeros(3), torch.ones(3))),
+        (lambda x: x.add_(1), (torch.randn(4),)),
+    ):
+        module = torch.nn.Module()
+        module.forward = fn
+        exported = torch.export.export(module, args, strict=False)
+        assert parts_of(exported.graph, dialect.decompositions()) is None
+        given, wanted = ([a.clone() for a in args] for _ in range(2))
+        torch.testing.assert_close(graft.compile(fn, args, mode="eager")(*given), fn(*wanted))
+        torch.testing.assert_close(given, wanted)
+
+
+def test_constants_that_decompositions_make_outlast_new_weights() -> None:
+    class Grid(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.theta = torch.nn.Parameter(torch.randn(1, 2, 3))
+
+        def forward(self, x: Tensor) -> Tensor:  # one row: its coordinate is a constant
+            return torch.nn.functional.affine_grid(x + self.theta, [1, 1, 1, 4], False)
+
+    first, second, x = Grid(), Grid(), torch.randn(1, 2, 3)
+    compiled = graft.compile(first, (x,), mode="eager")
+    torch.testing.assert_close(compiled(x), first(x))
+    compiled.load_state_dict(second.state_dict())
+    torch.testing.assert_close(compiled(x), second(x))
 
 
 def test_symbolic_sizes_survive() -> None:

@@ -12,7 +12,7 @@ import pytest
 from torchgraft import errors
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 ERRORS = [
     name

@@ -28,7 +28,7 @@ from torchgraft.errors import (
 )
 from torchgraft.op import execute, find_kernel, register_kernel
 from torchgraft.op.build import build
-from torchgraft.op.declare import schema
+from torchgraft.op.declare import TABLE, schema
 from torchgraft.op.header import read_header
 
 pytest.importorskip("tree_sitter_cpp")
@@ -403,3 +403,33 @@ def test_an_op_that_is_taken_back_leaves_the_prototype(tmp_path: pathlib.Path, n
             assert find_kernel(name)(x, x).tolist() == [2, 2]
         with pytest.raises(NoKernel):
             find_kernel(name)(x, x)
+
+
+@pytest.mark.slow
+def test_dtypes_are_checked_in_cpp_for_a_kernel_in_cpp(tmp_path: pathlib.Path, name: str) -> None:
+    chain = (
+        f"REG_OP({name}).INPUT(x, TensorType({{DT_FLOAT, DT_INT64}}))"
+        ".OPTIONAL_INPUT(y, TensorType({DT_BOOL})).DYNAMIC_INPUT(zs, TensorType({DT_BF16}))"
+        f".OUTPUT(w, TensorType::ALL()).OP_END_FACTORY_REG({name})"
+    )
+    (tmp_path / "ops.h").write_text(chain)
+    graft.load_prototypes(tmp_path / "ops.h")
+    op = graft.op(f"ge::{name}(Tensor x, Tensor? y, Tensor[] zs) -> Tensor")(lambda x, y, zs: x + 1)
+    arguments = "const at::Tensor& x, const std::optional<at::Tensor>& y, at::TensorList zs"
+    op.kernel("cpu", cpp=f"at::Tensor {name}({arguments}) {{ return x + 1; }}")
+    x, half = torch.ones(2), torch.ones(2, dtype=torch.bfloat16)
+
+    def tried() -> None:
+        assert op(x, None, []).tolist() == op(x.long(), x.bool(), [half, half]).tolist() == [2, 2]
+        for wrong, said in (
+            ((x.int(), None, []), "input 'x' is DT_INT32; allowed: DT_FLOAT, DT_INT64"),
+            ((x, x, []), "input 'y' is DT_FLOAT; allowed: DT_BOOL"),
+            ((x, None, [half, x]), "DT_FLOAT; allowed: DT_BF16"),
+        ):
+            with pytest.raises(WrongDtype, match=said):
+                op(*wrong)
+
+    tried()  # in Python where nothing was compiled on this machine before
+    op.build()
+    tried()
+    assert name not in TABLE._guards

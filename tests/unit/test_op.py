@@ -94,8 +94,54 @@ def test_an_operator_may_write_its_input() -> None:
     add_(x, torch.ones(3))
     same(x, torch.ones(3))
     assert x._version > version  # autograd sees that what it saved has changed
-    with pytest.raises(errors.BadOp, match="it writes x, and gradients through a write"):
-        add_(torch.zeros(3, requires_grad=True) * 1, torch.ones(3))
+
+
+def test_a_gradient_goes_through_a_write() -> None:
+    @graft.op("t::scale_", mutates=("x",))
+    def scale_(x: Tensor, y: Tensor, by: float = 2.0) -> Tensor:
+        x.mul_(y)
+        return x.sin() * by
+
+    graft.check(scale_).assert_ok()
+
+    def gradients(op: Any) -> Any:
+        x, y = (torch.tensor([v], requires_grad=True) for v in (2.0, 3.0))
+        both = x * 1
+        out = op(both, y)
+        return torch.autograd.grad((both.cos() + out).sum(), (x, y))
+
+    same(gradients(scale_), gradients(scale_.reference))
+    leaf = torch.ones(3, requires_grad=True)
+    with pytest.raises(errors.BadOp, match="it writes x, here a leaf that needs a gradient"):
+        scale_(leaf, leaf)
+    same(leaf, torch.ones(3))  # and nothing was written
+    with pytest.raises(errors.BadOp, match=r"torch\.func derives nothing through a write"):
+        torch.func.grad(lambda y: scale_(torch.ones(3), y).sum())(leaf.detach())
+    again = torch.autograd.grad
+    with pytest.raises(errors.BadOp, match="its gradient is not derived a second time"):
+        again(scale_(leaf * 1, leaf).sum(), leaf, create_graph=True)
+    with pytest.raises(errors.BadOp, match="always derived from the body"):
+        scale_.backward(lambda grad: grad)
+
+
+def test_a_body_that_draws_random_numbers_has_no_derived_gradient() -> None:
+    @graft.op("t::noise")
+    def noise(x: Tensor) -> Tensor:
+        return x * torch.rand_like(x)
+
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(errors.BadOp, match=r"its body draws random numbers \(aten\.rand_like"):
+        noise(x).sum().backward()
+    result = graft.check(noise)
+    assert {cell.surface for cell in result.misses} >= {"gradient", "func.grad"}
+    assert all("draws random numbers" in str(cell) for cell in result.misses[1:3])
+
+    @noise.backward(save=("x", "out"))
+    def _(grad: Tensor, x: Tensor, out: Tensor) -> Tensor:
+        return grad * out / x
+
+    out = noise(x)
+    same(torch.autograd.grad(out.sum(), x)[0], out.detach())
 
 
 def test_a_body_may_return_what_it_was_given() -> None:

@@ -20,7 +20,7 @@ from torchgraft.errors import (
     PassOrder,
     UnknownName,
 )
-from torchgraft.passes.pipeline import passes_for
+from torchgraft.passes.pipeline import BUILTIN, passes_for
 from torchgraft.passes.spec import Pass
 
 aten = torch.ops.aten
@@ -118,7 +118,7 @@ def test_order_is_by_stage_then_by_name_then_as_given() -> None:
 def test_built_in_passes_lie_between_and_can_be_named() -> None:
     config = graft.Config(post_passes=[spec("late", after="fold_constants")])
     stages = [p.stage for p in passes_for(config)]
-    assert stages == ["built-in"] * 5 + ["post"]
+    assert stages == ["built-in"] * len(BUILTIN) + ["post"]
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
@@ -225,6 +225,27 @@ def another_input(gm: GraphModule) -> None:
         gm.graph.placeholder("extra")
 
 
+def write_the_input(gm: GraphModule) -> None:
+    add = gm.graph.find_nodes(op="call_function", target=aten.add.Tensor)[0]
+    add.target = aten.add_.Tensor
+
+
+def write_a_value(gm: GraphModule) -> None:
+    relu = gm.graph.find_nodes(op="call_function", target=aten.relu.default)[0]
+    with gm.graph.inserting_before(relu):
+        gm.graph.call_function(aten.copy_.default, (relu.args[0], relu.args[0]))
+
+
+def another_shape(gm: GraphModule) -> None:
+    relu = gm.graph.find_nodes(op="call_function", target=aten.relu.default)[0]
+    relu.target, relu.args = aten.sum.dim_IntList, (relu.args[0], [0])
+
+
+def another_dtype(gm: GraphModule) -> None:
+    relu = gm.graph.find_nodes(op="call_function", target=aten.relu.default)[0]
+    relu.target, relu.args = aten.isnan.default, (relu.args[0],)
+
+
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
@@ -234,12 +255,29 @@ def another_input(gm: GraphModule) -> None:
         (a_module_call, r"call_method 'relu'"),
         (fewer_outputs, r"must return a tuple of 1 values"),
         (another_input, r"1 inputs became 2"),
+        (write_the_input, r"node 'add': aten.add_.Tensor writes in place"),
+        (write_a_value, r"aten.copy_.default writes in place"),
+        (another_shape, r"output 0 was f32\[\d.*\] on cpu and is f32\[.*\] on cpu now"),
+        (another_dtype, r"output 0 was f32\[.*\] on cpu and is bool\[.*\] on cpu now"),
     ],
 )
 def test_a_pass_that_breaks_the_graph_is_named_with_the_node(fn: Any, message: str) -> None:
     with pytest.raises(BrokenGraph, match=message) as caught:
         compiled(lambda x: (x + 1).relu(), post_passes=[broken(fn)])
     assert caught.value.name == "bad"
+
+
+def test_a_pass_may_write_an_input_as_the_dialect_does() -> None:
+    def keep_sum(gm: GraphModule, example_inputs: Any, config: graft.Config) -> None:
+        [x] = gm.graph.find_nodes(op="placeholder")
+        add = gm.graph.find_nodes(op="call_function", target=aten.add.Tensor)[0]
+        with gm.graph.inserting_before(gm.graph.output_node()):
+            gm.graph.call_function(aten.copy_.default, (x, add))
+
+    x = torch.zeros(2)
+    run = graft.compile(lambda x: (x + 1).relu(), (x,), mode="eager", post_passes=[keep_sum])
+    run(x)
+    assert x.tolist() == [1.0, 1.0]
 
 
 def test_a_raising_pass_is_named_and_its_exception_chained() -> None:
@@ -281,9 +319,9 @@ def test_values_follow_what_a_pass_changed() -> None:
         wide = graph.call(aten._to_copy.default, add.args[0], dtype=torch.float64)
         add.args = (wide, *add.args[1:])
 
-    run = compiled(lambda x: (x + 1).relu())
-    assert run(X).dtype == torch.float64
-    assert [n.meta["val"].dtype for n in run.graph.nodes] == [torch.float64] * 3
+    run = compiled(lambda x: (x + 1).relu() > 1)
+    assert run(X).dtype == torch.bool
+    assert [n.meta["val"].dtype for n in run.graph.nodes] == [torch.float64] * 3 + [torch.bool]
 
 
 # --- The built-in passes ---

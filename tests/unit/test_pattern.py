@@ -357,6 +357,52 @@ def test_a_replacement_of_nodes(quantize: Any) -> None:
     torch.testing.assert_close(run(X), X.relu())
 
 
+def test_a_replacement_made_with_a_net(quantize: Any) -> None:
+    @quantize.replace(nodes=True)
+    def _(m: graft.Match) -> Any:
+        scaled = m.net.add("aten::mul", m.x, m.scale)
+        return m.net.add("aten::clamp", m.net.cast(scaled, torch.float64), m.lo, m.hi)
+
+    with pytest.raises(BadReplacement, match=r"must be f32\[4, 6\], got f64\[4, 6\]"):
+        compiled(step)
+
+    @quantize.replace(nodes=True)
+    def _(m: graft.Match) -> Any:
+        whole = m.net.add("aten::round", m.net.add("aten::mul", m.x, m.net.constant(m.scale)))
+        assert (whole.dtype, whole.shape) == (torch.float32, X.shape)
+        return m.net.add("aten::clamp", whole, m.lo, m.hi)
+
+    run = compiled(lambda x: step(x, offset=0.0), verify="each")
+    assert ops(run) == ["mul.Tensor", "round.default", "clamp.default"]
+    torch.testing.assert_close(run(X), step(X, offset=0.0))
+    assert graft.explain_match(quantize, step, (X,)).matched
+
+
+@pytest.mark.filterwarnings("ignore:torchgraft")
+@pytest.mark.parametrize("kind", ["torch code", "net", "graph"])
+def test_a_replacement_takes_over_the_marks_of_the_match(quantize: Any, kind: str) -> None:
+    makes = {
+        "torch code": lambda m: torch.relu(m.x),
+        "net": lambda m: m.net.add("aten::relu", m.x),
+        "graph": lambda m: m.graph.call(aten.relu.default, m.x),
+    }
+    quantize.replace(makes[kind], nodes=kind != "torch code")
+
+    @graft.fx_pass(stage="pre", register=False)
+    def place(graph: graft.Graph) -> None:
+        for node in graph.nodes:
+            node.meta["stream"] = "side"
+
+    def model(x: Tensor) -> Tensor:
+        with graft.fallback():
+            return step(x)
+
+    run = graft.compile(model, (X,), pre_passes=[place], torch_executed_ops=["aten::sin"])
+    [node] = run.graph.nodes
+    assert node.meta["stream"] == "side"
+    assert [n.kind for n in run.report.nodes] == ["forced block"]
+
+
 def test_an_input_may_be_the_result() -> None:
     @graft.pattern
     def again(x: Tensor) -> Tensor:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import pathlib
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+import torchgraft as graft
 from torchgraft.cli import main
 from torchgraft.errors import (
     BadFile,
@@ -277,6 +279,51 @@ backward:
     assert plugin.load(tmp_path / "kept") == loaded  # a second time changes nothing
 
 
+def test_companions_are_found_beside_the_functions(tmp_path: pathlib.Path, name: str) -> None:
+    lines = [f"- func: {one}(Tensor x) -> Tensor" for one in (name, f"{name}_new", f"{name}_in")]
+    (tmp_path / "functions.yaml").write_text("\n".join([*lines, "  exposed: v1.11", ""]))
+    old = f"deprecated:\n  - name: {name}\n    replace: torch.relu\n  - name: npu_gone\n"
+    (tmp_path / "deprecated.yaml").write_text(old)
+    atb = "functions:\n  - {cpp_name: 'native::atb::x', impl_name: 'atb::x'}\n"
+    (tmp_path / "atb_ops.yaml").write_text(atb)
+    built = plugin.build([tmp_path / "functions.yaml"], tmp_path / "kept")
+    said = [f"{note.name}: {note.what}" for note in built.notes]
+    assert "npu_gone: is deprecated, and is not among these operators" in said
+    assert any(text.startswith("atb::x: is native::atb::x of the ATB library") for text in said)
+    assert set(graft.load_ops(tmp_path / "kept").ops) == {name, f"{name}_new", f"{name}_in"}
+    found = plugin.functions()
+    assert {name, f"{name}_new"} <= found.keys()
+    assert f"{name}_in" not in found
+    for one in (name, f"{name}_new"):
+        graft.op(f"npu::{one}")(relu)
+    with pytest.warns(FutureWarning, match=f"npu::{name} is deprecated; use torch.relu"):
+        assert found[name](-torch.ones(2)).tolist() == [0, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found[name](torch.ones(2))
+        found[f"{name}_new"](torch.ones(2))
+
+
+def relu(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("deprecated", "deprecated:\n  - replace: x\n", ":2: found an entry without 'name'"),
+        ("deprecated", "deprecated:\n  - nam: x\n", ":2: found unknown key 'nam'"),
+        ("deprecated", "other: []\n", ":1: found unknown key 'other'"),
+        ("atb_ops", "functions:\n  - cpp_name: x\n", ":2: found an entry of one name"),
+    ],
+)
+def test_bad_companions(tmp_path: pathlib.Path, file: str, text: str, expected: str) -> None:
+    (tmp_path / f"{file}.yaml").write_text(text)
+    with pytest.raises(BadFile) as info:
+        plugin.build([tmp_path / f"{file}.yaml"], tmp_path / "kept")
+    assert f"{file}.yaml{expected}" in str(info.value)
+
+
 def test_an_entry_without_a_kernel_says_what_to_write(tmp_path: pathlib.Path, name: str) -> None:
     load(tmp_path, functions_yaml=f"- func: {name}(Tensor x, Tensor y) -> Tensor\n")
     op, x = getattr(torch.ops.npu, name), torch.ones(2)
@@ -459,7 +506,7 @@ def test_the_folder_is_checked_before_it_is_loaded(tmp_path: pathlib.Path, name:
     with pytest.raises(UnsupportedFile, match="outside of the folder"):
         plugin.load(home)
     (home / "manifest.json").write_text('{"format": 99}')
-    with pytest.raises(UnsupportedFile, match="format is not 1"):
+    with pytest.raises(UnsupportedFile, match="format is not 2"):
         plugin.load(home)
 
 

@@ -358,6 +358,33 @@ def test_generated_code_is_compared_at_the_end_and_pinned(wrong_cos: None) -> No
     assert (node.op, node.kind) == ("aten.cos.default", "pinned")
 
 
+def noisy(x: Tensor) -> Tensor:
+    late = torch.rand_like(x.sin())
+    return (torch.nn.functional.dropout(x, 0.5, True) * torch.rand_like(x)).cos() + late
+
+
+def test_random_numbers_are_compared_at_the_end(request: pytest.FixtureRequest) -> None:
+    x = torch.randn(64)
+    compiled = graft.compile(noisy, (x,), verify="end")
+    assert not compiled.report.fallbacks
+    assert not compiled.report.notes
+    assert graft.bisect(compiled, (x,)) is None
+    request.getfixturevalue("wrong_cos")
+    with pytest.raises(errors.ResultChanged, match="node 'cos'"):
+        graft.compile(noisy, (x,), verify="end")
+    pinned = graft.compile(noisy, (x,), verify="pin")
+    assert [node.op for node in pinned.report.fallbacks] == ["aten.cos.default"]
+
+
+def test_random_numbers_in_a_branch_are_not() -> None:
+    def fn(x: Tensor) -> Tensor:
+        result: Tensor = torch.cond(x.sum() > 0, torch.rand_like, torch.sin, (x,))
+        return result
+
+    compiled = graft.compile(fn, (torch.ones(3),), verify="end")
+    assert "random numbers in a branch: only types were compared" in compiled.report.notes
+
+
 def test_bisect_finds_the_node_in_a_region(wrong_cos: None) -> None:
     x = torch.randn(5)
     compiled = graft.compile(several, (x,))

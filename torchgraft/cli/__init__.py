@@ -3,28 +3,51 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 
 import click
 import torch
 
 import torchgraft
-from torchgraft.cli.codegen import codegen
-from torchgraft.cli.diff import diff
-from torchgraft.cli.doctor import doctor
-from torchgraft.cli.inspect import inspect
-from torchgraft.cli.new import new
-from torchgraft.cli.plugin import op_plugin
 from torchgraft.errors import GraftError
 
+COMMANDS = {
+    "bench": "torchgraft.cli.bench:bench",
+    "codegen": "torchgraft.cli.codegen:codegen",
+    "compile": "torchgraft.cli.compile:compile",
+    "diff": "torchgraft.cli.diff:diff",
+    "doctor": "torchgraft.cli.doctor:doctor",
+    "inspect": "torchgraft.cli.inspect:inspect",
+    "native": "torchgraft.cli.native:native",
+    "explain": "torchgraft.cli.explain:explain",
+    "new": "torchgraft.cli.new:new",
+    "compat-path": "torchgraft.cli.run:compat_path",
+    "op-plugin": "torchgraft.cli.plugin:op_plugin",
+    "run": "torchgraft.cli.run:run",
+    "report": "torchgraft.cli.report:report",
+    "run-model": "torchgraft.cli.run_model:run_model",
+}
+"""Where each command is; its module is imported when the command is used."""
 
-class Suggesting(click.Group):
-    """A group that answers a mistyped command with the nearest one."""
+
+class Lazy(click.Group):
+    """The commands of a table. A mistyped one is answered with the nearest."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if self.get_command(ctx, name) is None and not name.startswith("-"):
+        if name not in COMMANDS and not name.startswith("-"):
             known = self.list_commands(ctx)
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -39,13 +62,9 @@ class Suggesting(click.Group):
             raise click.ClickException(str(error)) from error
 
 
-@click.group(cls=Suggesting, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(
     torchgraft.__version__, message=f"torchgraft %(version)s (torch {torch.__version__})"
 )
 def main() -> None:
     """Graft your own operators, converters, graph rewrites and streams onto PyTorch."""
-
-
-for command in (codegen, diff, doctor, inspect, new, op_plugin):
-    main.add_command(command)

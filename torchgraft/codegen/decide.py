@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft.codegen import inductor, regions
-from torchgraft.codegen.regions import ATEN, GENERATED, Place
+from torchgraft.codegen.regions import ATEN, GENERATED, KERNEL, Place
 from torchgraft.config import Config
 from torchgraft.fx import mark, names
 from torchgraft.report import Report
@@ -71,6 +71,8 @@ class _Forced:
         self.modules = {_text(module): False for module in config.torch_executed_modules}
 
     def __call__(self, node: Node) -> Place | None:
+        if "copy" in node.meta:
+            return Place(KERNEL, str(node.meta["copy"]), "copy")
         if "pinned" in node.meta:
             return Place(ATEN, str(node.meta["pinned"]), "pinned")
         if mark.in_fallback(node):

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from torchgraft import _torch
-from torchgraft.codegen.decompose import decompose
 from torchgraft.config import Config
+from torchgraft.fx.decompose import decompose
 
 log = logging.getLogger("torchgraft")
 

@@ -93,6 +93,8 @@ def _refused(value: Any) -> str | None:
         return f"{value.layout if not value.is_quantized else value.dtype} tensors"
     if value.device.type == "meta":
         return "meta tensors"
+    if value.device.type == _torch.foreign_device():
+        return f"no code is generated for the device {value.device.type}"
     return None
 
 
@@ -117,7 +119,7 @@ def keep_old(gm: GraphModule) -> None:
             with gm.graph.inserting_after(last):
                 saved = gm.graph.call_function(aten.clone.default, (source,))
             saved.meta["val"] = meta.compute(gm, saved)
-            saved.meta["pinned"] = "the old value of an input that is written"
+            saved.meta["copy"] = "the old value of an input that is written"
             user.replace_input_with(source, saved)
         written.add(write.args[0])
 
@@ -293,7 +295,7 @@ def extract(gm: GraphModule, unit: Unit) -> tuple[GraphModule, list[Node], list[
                 env[used].meta = dict(used.meta)
         env[node] = graph.node_copy(node, env.__getitem__)
     graph.output(tuple(env[n] for n in outputs))
-    return GraphModule(root, graph), list(inputs), outputs
+    return _torch.graph_module(root, graph), list(inputs), outputs
 
 
 def _missing_symbols(gm: GraphModule, unit: Unit, inputs: list[Node]) -> list[Node]:

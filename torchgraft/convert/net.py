@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -57,12 +58,17 @@ class Value:
         return f"<Value {self.node.name}: {meta.describe(self.node.meta['val'])}>"
 
 
+CURRENT: ContextVar[Net | None] = ContextVar("torchgraft_net", default=None)
+"""The net of the converter that is running: what a builder adds its call to."""
+
+
 class Net:
     """Makes the calls that take the place of one call. Each has its type as soon as it is made."""
 
     def __init__(self, gm: GraphModule, node: Node) -> None:
         self.gm, self.node = gm, node
         self.made: list[Node] = []
+        self.value_type: type[Value] = Value
 
     def add(self, op: Any, /, *args: Any, **kwargs: Any) -> Any:
         """A call of an operator, by name (`"ns::op"`, `"ns::op.overload"`) or as an `OpOverload`.
@@ -80,8 +86,9 @@ class Net:
         node = self._make(op, *dialect.spell(op, given, named))
         value = node.meta["val"]
         if isinstance(value, (tuple, list)):
-            return tuple(Value(self._make(operator.getitem, (node, i), {})) for i in _range(value))
-        return Value(node)
+            parts = (self._make(operator.getitem, (node, i), {}) for i in _range(value))
+            return tuple(map(self.value_type, parts))
+        return self.value_type(node)
 
     def constant(
         self, value: Any, *, dtype: torch.dtype | None = None, device: Any = None
@@ -101,7 +108,7 @@ class Net:
             node = self.gm.graph.create_node("get_attr", name)
         node.meta["val"] = meta.compute(self.gm, node)
         self.made.append(node)
-        return Value(node)
+        return self.value_type(node)
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
         """The value in another dtype; itself where it has that one."""

@@ -15,7 +15,7 @@ from torch.fx.node import map_aggregate
 from torchgraft import _torch
 from torchgraft.config import Config
 from torchgraft.convert.define import Converter, candidates
-from torchgraft.convert.net import Net, Value
+from torchgraft.convert.net import CURRENT, Net, Value
 from torchgraft.errors import BadConversion, ConverterFailed, Declined, GraftError
 from torchgraft.fx import meta
 from torchgraft.fx.dialect import is_view
@@ -100,7 +100,11 @@ def _ask(one: Converter, net: Net) -> list[Node | None]:
             answer = one.when(*args, **kwargs)
             if answer is not True:
                 raise Declined(answer if isinstance(answer, str) else "when= said no")
-        given = one.fn(net, *args, **kwargs)
+        scope = CURRENT.set(net)
+        try:
+            given = one.fn(net, *args, **kwargs)
+        finally:
+            CURRENT.reset(scope)
         if given is NotImplemented:
             raise Declined("NotImplemented")
     except (Declined, BadConversion):

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import operator
@@ -13,17 +14,19 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node, traceback
 
 from torchgraft import _torch
 from torchgraft.errors import CannotCapture, Specialised, first_line
-from torchgraft.fx import dialect, meta
+from torchgraft.fx import dialect, mark, meta
+from torchgraft.fx.decompose import Parts, inline, parts_of
 from torchgraft.inputs import Declared
 from torchgraft.signature import ConstSpec, Signature, Spec, TensorSpec
 
@@ -73,14 +76,34 @@ def _version(tensor: Tensor) -> tuple[int, int]:
     return writes, tensor.data_ptr() if tensor.layout == torch.strided else 0
 
 
-def capture(model: Any, declared: Declared, *, freeze: bool, keep: Collection[Any] = ()) -> Capture:
+def capture(
+    model: Any,
+    declared: Declared,
+    *,
+    freeze: bool,
+    keep: Collection[Any] = (),
+    own: dialect.Table = MappingProxyType({}),
+) -> Capture:
     """Export a module (or a function) for one declared call, in our dialect."""
     module = model if isinstance(model, torch.nn.Module) else _Function(model)
+    for name, leaf in zip(
+        declared.names, _torch.flatten((declared.args, declared.kwargs))[0], strict=True
+    ):
+        if isinstance(leaf, Tensor) and leaf.is_nested:
+            raise CannotCapture(
+                _title(module),
+                f"input {name!r} is a nested tensor",
+                None,
+                "Pad it (torch.nested.to_padded_tensor), or use torch.compile(model, "
+                "backend='torchgraft').",
+            )
+    if isinstance(module, GraphModule) and mark.is_marked(module):
+        module = _interpreted(module)
     # A dynamic size, or one computed from it (`x[1:]`), may be 0 or 1; do not assume it is not.
     dynamic = any(low != high for r in declared.ranges if r for low, high in r)
     with _torch.compiling(), _torch.size_oblivious(dynamic):
         exported = _export(module, declared)
-        captured = from_exported(exported, freeze=freeze, declared=declared, keep=keep)
+        captured = from_exported(exported, freeze=freeze, declared=declared, keep=keep, own=own)
     captured.gm.meta["dynamic"] = dynamic
     _check_squeezes(captured.gm)
     return captured
@@ -104,6 +127,24 @@ class _Function(torch.nn.Module):
             self.forward = lambda *args, **kwargs: fn(*args, **kwargs)
 
 
+def _interpreted(gm: GraphModule) -> GraphModule:
+    """The same module run node by node: what a trace makes of a node then keeps its marks."""
+    signature = inspect.signature(gm.forward)
+
+    def forward(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        with traceback.preserve_node_meta():
+            return Interpreter(self).run(*given.args)
+
+    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    full = signature.replace(parameters=[me, *signature.parameters.values()])
+    forward.__signature__ = full  # type: ignore[attr-defined]
+    twin = copy.copy(gm)
+    twin.__class__ = type(type(gm).__name__, (type(twin),), {"forward": forward})
+    return twin
+
+
 def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
     try:
         with torch.no_grad(), warnings.catch_warnings():
@@ -116,11 +157,14 @@ def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
                 strict=False,
             )
     except Exception as error:
-        name = module.name if isinstance(module, _Function) else type(module).__name__
-        raise _cannot(name, error) from error
+        raise _cannot(_title(module), error, declared) from error
 
 
-def _cannot(program: str, error: Exception) -> CannotCapture:
+def _title(module: torch.nn.Module) -> str:
+    return module.name if isinstance(module, _Function) else type(module).__name__
+
+
+def _cannot(program: str, error: Exception, declared: Declared) -> CannotCapture:
     trace = error.__traceback__
     line = None
     while trace is not None:
@@ -136,6 +180,11 @@ def _cannot(program: str, error: Exception) -> CannotCapture:
         else "See the chained exception; torch.compile(model, backend='torchgraft') takes more "
         "programs, because it may leave part of one in Python."
     )
+    if "size of tensor" in str(error) and (traced := declared.traced_sizes()):
+        fix = (
+            f"It was traced with {traced}. Where a program ties sizes together, declare sizes to "
+            f"trace with that fit: graft.Input(min_shape=..., max_shape=..., example=...)."
+        )
     return CannotCapture(program, first_line(error), line, fix)
 
 
@@ -145,22 +194,29 @@ def from_exported(
     freeze: bool,
     declared: Declared | None = None,
     keep: Collection[Any] = (),
+    own: dialect.Table = MappingProxyType({}),
 ) -> Capture:
     """An exported program as a Capture: in our dialect, weights and mutations made explicit.
 
-    Operators in `keep` are not decomposed.
+    Operators in `keep` are not decomposed, those in `own` by these functions.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        core = exported.run_decompositions(dialect.export_decompositions(keep))
-    return _Unlift(core, freeze, declared).run()
+    # A composite operator to keep may lie inside another one, where only torch.export can keep it.
+    nested = any(map(_torch.is_composite, keep))
+    parts = None if nested else parts_of(exported.graph, dialect.decompositions(keep, own))
+    if parts is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exported = exported.run_decompositions(dialect.export_decompositions(keep, own))
+    return _Unlift(exported, freeze, declared, parts or {}).run()
 
 
 class _Unlift:
     """Copies an exported graph: weights become constants or states, mutations become `copy_`."""
 
-    def __init__(self, exported: ExportedProgram, freeze: bool, declared: Declared | None) -> None:
-        self.exported, self.freeze, self.declared = exported, freeze, declared
+    def __init__(
+        self, exported: ExportedProgram, freeze: bool, declared: Declared | None, parts: Parts
+    ) -> None:
+        self.exported, self.freeze, self.declared, self.parts = exported, freeze, declared, parts
         self.signature = exported.graph_signature
         self.root = torch.nn.Module()
         self.graph = Graph()
@@ -202,6 +258,12 @@ class _Unlift:
         # The weights are the module's own still; what is left of them in the end is copied.
         weights = [getattr(self.root, weight.attribute) for weight in self.weights.values()]
         gm.meta["borrowed"] = meta.addresses(weights)
+        inline(gm, {self.env[node]: part for node, part in self.parts.items()}, mode)
+        gm.graph.eliminate_dead_code()
+        held = {str(node.target): node for node in gm.graph.find_nodes(op="get_attr")}
+        self.constants |= {  # what decompositions made
+            name: getattr(gm, name) for name, node in held.items() if "weight" not in node.meta
+        }
         dialect.canonicalise(gm)
         if self.declared is not None:
             _check_dynamic(specs, self.declared, gm)
@@ -229,10 +291,9 @@ class _Unlift:
             static = all(isinstance(s, int) for s in sizes)
             stride = tuple(value.stride()) if static and not value.is_contiguous() else None
             written = spec.arg.name in self.written
-            layout = _torch.format_of(value) if not static else torch.contiguous_format
-            specs.append(
-                TensorSpec(name, sizes, value.dtype, value.device, stride, written, layout)
-            )
+            format = _torch.format_of(value) if not static else torch.contiguous_format
+            kind = (value.dtype, value.device, stride, written, format, value.layout)
+            specs.append(TensorSpec(name, sizes, *kind))
         return specs
 
     def _weights(self) -> None:

@@ -8,7 +8,8 @@ arithmetic, scalars as numbers, arguments by position with defaults left out.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ aten = torch.ops.aten
 _ALIASES = {
     aten.alias.default,
     aten.detach.default,
+    aten.detach_.default,
     aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
     aten.lift.default,
@@ -68,17 +70,23 @@ def _convolution(*args: Any) -> Tensor:
 _OWN = {aten._convolution.default: _convolution}
 
 
-def decompositions(keep: Collection[Any] = ()) -> dict[Any, Any]:
+Table = Mapping[Any, Callable[..., Any]]
+
+
+def decompositions(keep: Collection[Any] = (), own: Table = MappingProxyType({})) -> dict[Any, Any]:
     """What AOTAutograd decomposes a graph by, for it to be in our dialect.
 
-    Operators in `keep` (those that a converter takes) stay whole, if torch itself lets them.
+    Operators in `keep` (those that a converter takes) stay whole, if torch itself lets them;
+    `own` are the user's.
     """
-    return _without(keep, {**_torch.core_decompositions(), **_OWN})
+    return {**_without(keep, {**_torch.core_decompositions(), **_OWN}), **own}
 
 
-def export_decompositions(keep: Collection[Any] = ()) -> dict[Any, Any]:
+def export_decompositions(
+    keep: Collection[Any] = (), own: Table = MappingProxyType({})
+) -> dict[Any, Any]:
     """The same for `ExportedProgram.run_decompositions`."""
-    return _without(keep, {**_torch.export_decompositions(), **_OWN})
+    return {**_without(keep, {**_torch.export_decompositions(), **_OWN}), **own}
 
 
 def _without(keep: Collection[Any], table: dict[Any, Any]) -> dict[Any, Any]:

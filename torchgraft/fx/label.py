@@ -229,7 +229,8 @@ class _Reader:
         for record in self.records:
             if record not in self.used:
                 self.labels.notes.append(f"{said(record)} is never waited for")
-            self._drop(record)
+            if not record.users:  # one that the program gives back is an empty tensor
+                self._drop(record)
         self.labels.notes += [
             f"nothing follows {marker} on stream {stream!r}; the end of the program waits for "
             f"every stream anyway"
@@ -366,7 +367,7 @@ def sort(gm: GraphModule) -> None:
 def _in_order(nodes: list[Node]) -> bool:
     seen: set[Node] = set()
     for node in nodes:
-        if not seen.issuperset(node.meta.get("after", ())):
+        if not seen.issuperset((*node.all_input_nodes, *node.meta.get("after", ()))):
             return False
         seen.add(node)
     return True

@@ -9,11 +9,12 @@ import functools
 import linecache
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Node, traceback
+from torch.fx import GraphModule, Node, traceback
 
+from torchgraft import _torch
 from torchgraft.errors import BadValue
 from torchgraft.plan import MAIN
 
@@ -25,22 +26,48 @@ STREAM_SCOPE = "torchgraft_stream="
 """The same for a `with graft.stream(...):`; the name follows."""
 
 
-def fallback() -> contextlib.AbstractContextManager[Any]:
-    """Leave what is computed inside to torch: `with graft.fallback():` in the code of a model.
+if TYPE_CHECKING:  # a return type that TorchScript can read would say less
 
-    Eager code does not notice. It holds in `torch.compile`, `torch.export` and `graft.compile`. A
-    traced ScriptModule knows its source lines, so it holds there as long as the source can be
-    read; `torch.jit.script` does not take it.
+    def fallback() -> contextlib.AbstractContextManager[Any]: ...
 
-    >>> import torch, torchgraft as graft
-    >>> def model(x):
-    ...     with graft.fallback():
-    ...         return x.sin()
-    >>> compiled = graft.compile(model, (torch.ones(2),), require_full_compilation=True)
-    Traceback (most recent call last):
-    ...
-    torchgraft.errors.NotCompiled: ...
-    """
+else:
+
+    def fallback():
+        """Leave what is computed inside to torch: `with graft.fallback():` in the code of a model.
+
+        Eager code does not notice. It holds in `torch.compile`, `torch.export`, `torch.jit.script`,
+        `torch.fx.symbolic_trace` and `graft.compile`. A traced ScriptModule knows its source lines,
+        so it holds there as long as the source can be read.
+
+        >>> import torch, torchgraft as graft
+        >>> def model(x):
+        ...     with graft.fallback():
+        ...         return x.sin()
+        >>> compiled = graft.compile(model, (torch.ones(2),), require_full_compilation=True)
+        Traceback (most recent call last):
+        ...
+        torchgraft.errors.NotCompiled: ...
+        """
+        if torch.jit.is_scripting():
+            return ScriptedFallback()
+        else:  # noqa: RET505 (TorchScript skips the branch that it does not take, nothing else)
+            return _marking()
+
+
+class ScriptedFallback:
+    """The block in TorchScript, whose graph shows it as `prim::Enter` and `prim::Exit`."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        pass
+
+
+def _marking() -> contextlib.AbstractContextManager[Any]:
     if torch.compiler.is_dynamo_compiling():
         return traceback.annotate({_KEY: "fallback"})
     return _Annotated({_KEY: "fallback"})
@@ -78,7 +105,7 @@ class _Annotated(contextlib.ExitStack):
 
     def __enter__(self) -> _Annotated:
         super().__enter__()
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_exporting() or _torch.is_symbolic_tracing():
             if not traceback.has_preserved_node_meta():  # a nested one would end the outer marks
                 self.enter_context(traceback.preserve_node_meta())
             self.enter_context(traceback.annotate(self._marks))
@@ -105,6 +132,15 @@ def in_fallback(node: Node) -> bool:
     """Whether a node stands in a `with graft.fallback():`."""
     custom = node.meta.get("custom") or {}
     return custom.get(_KEY) == "fallback" or SCOPE in _script_scope(node)
+
+
+def is_marked(gm: GraphModule) -> bool:
+    """Whether a graph that somebody traced knows blocks or modules; its code does not show them."""
+    keys = {_KEY, _STREAM}
+    return any(
+        node.meta.get("nn_module_stack") or keys & (node.meta.get("custom") or {}).keys()
+        for node in gm.graph.nodes
+    )
 
 
 def scopes_in_source(frames: Iterable[tuple[str, int]]) -> list[str]:

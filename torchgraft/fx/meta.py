@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -46,8 +46,11 @@ def attribute(gm: GraphModule, path: str) -> Any:
     return held
 
 
-def check(gm: GraphModule, name: str, inputs: int, outputs: int) -> None:
-    """Raise `BrokenGraph` unless the graph is well formed; `name` is the pass to blame."""
+def check(
+    gm: GraphModule, name: str, inputs: int, outputs: int, before: Snapshot | None = None
+) -> None:
+    """Raise `BrokenGraph` unless the graph is well formed; `name` is the pass to blame. What was
+    in the graph `before` may write in place, if torch itself put it there."""
     seen: set[Node] = set()
     ends: list[Node] = []
     for node in gm.graph.nodes:
@@ -60,6 +63,13 @@ def check(gm: GraphModule, name: str, inputs: int, outputs: int) -> None:
         if node.op in ("call_module", "call_method"):
             raise BrokenGraph(
                 name, node.name, f"{node.op} {node.target!r}; a graph holds operator calls only"
+            )
+        if _writes(node) and not _same(node, before or {}):
+            raise BrokenGraph(
+                name,
+                node.name,
+                f"{node.target} writes in place; a graph computes new values, and "
+                f"aten.copy_.default(input, value) is its one way to write an input",
             )
         if node.op == "output":
             ends.append(node)
@@ -74,6 +84,43 @@ def check(gm: GraphModule, name: str, inputs: int, outputs: int) -> None:
     gm.graph.lint()
 
 
+def check_outputs(gm: GraphModule, name: str, before: Sequence[Any]) -> None:
+    """Raise `BrokenGraph` where an output has another shape or type than it had."""
+    for i, (old, new) in enumerate(zip(before, output_values(gm), strict=True)):
+        if not _same_type(old, new):
+            what = f"output {i} was {_typed(old)} and is {_typed(new)} now"
+            raise BrokenGraph(
+                name, "output", f"{what}; what a program returns is not its to change"
+            )
+
+
+def _same_type(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        same = one.dtype == other.dtype and one.device == other.device
+        return same and _same_sizes(one.shape, other.shape)
+    return isinstance(one, Tensor) == isinstance(other, Tensor)
+
+
+def _typed(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return describe(value)
+    return f"{describe(value)} on {value.device}"
+
+
+def _writes(node: Node) -> bool:
+    """Whether one of torch's operators writes to an argument; copying into an input is allowed."""
+    if node.op != "call_function" or getattr(node.target, "namespace", "") != "aten":
+        return False
+    into = node.args[0] if node.args else None
+    if node.target is torch.ops.aten.copy_.default and getattr(into, "op", "") == "placeholder":
+        return False
+    return bool(node.target._schema.is_mutable)  # type: ignore[union-attr]
+
+
+def _same(node: Node, before: Snapshot) -> bool:
+    return before.get(node) == (node.target, node.args, node.kwargs)
+
+
 def refresh(gm: GraphModule, before: Snapshot, name: str) -> int:
     """Recompute the values of new and changed nodes and of what depends on them; how many."""
     changed: set[Node] = set()
@@ -81,8 +128,7 @@ def refresh(gm: GraphModule, before: Snapshot, name: str) -> int:
     for node in gm.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
-        same = before.get(node) == (node.target, node.args, node.kwargs) and "val" in node.meta
-        if same and changed.isdisjoint(node.all_input_nodes):
+        if _same(node, before) and "val" in node.meta and changed.isdisjoint(node.all_input_nodes):
             continue
         old = node.meta.get("val")
         try:
@@ -130,6 +176,11 @@ def outputs_of(gm: GraphModule) -> list[Any]:
     """The values that the graph returns: nodes and constants."""
     output = next(iter(reversed(gm.graph.nodes)))
     return list(output.args[0])
+
+
+def output_values(gm: GraphModule) -> list[Any]:
+    """The fake values of what the graph returns, constants as they are."""
+    return [value(output) for output in outputs_of(gm)]
 
 
 def inputs_of(gm: GraphModule) -> list[Any]:

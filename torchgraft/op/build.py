@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.fx.traceback import annotate
 
+from torchgraft.convert.net import CURRENT
 from torchgraft.errors import UnknownName
 from torchgraft.op.declare import TABLE
 from torchgraft.op.lookup import find_kernel
@@ -29,9 +31,13 @@ def build(
     required arguments first and prototypes do not; None leaves one at its default. A dynamic
     output `("ys", 3)` goes as `size_of_ys=3`. An output that has the name of an input is that
     input, written in place. A node traced from the call carries `node_name` in `meta["custom"]`.
-    Calls run in program order, so `dependencies` are behind this one already.
+    Calls run in program order, so `dependencies` are behind this one already. Inside a converter
+    inputs are values of the graph, and the call is added to the converter's net.
     """
-    op = find_kernel(name)
+    net = CURRENT.get()
+    op: Any = find_kernel(name)
+    if net is not None:  # inside a converter the call becomes a node
+        op = functools.partial(net.add, op)
     prototype = TABLE.prototypes.get(name)
     if prototype is not None:
         known = {attr.name for attr in prototype.attrs}

@@ -12,7 +12,15 @@ import torch
 from torchgraft import _torch
 from torchgraft.errors import CheckFailed, KernelBuild, UnknownName, first_line
 from torchgraft.op import surfaces as surfaces_
-from torchgraft.op.compare import TAIL, Miss, check_inputs, compare, compare_fake, written_of
+from torchgraft.op.compare import (
+    TAIL,
+    Miss,
+    check_inputs,
+    compare,
+    compare_fake,
+    seed,
+    written_of,
+)
 from torchgraft.op.define import Op
 from torchgraft.op.kernel import Kernel, choose
 from torchgraft.op.samples import DTYPES, Case, cases, clone
@@ -83,9 +91,16 @@ def check(
     for name in chosen:
         if name not in known:
             raise UnknownName("surface", name, known, where="graft.check")
+    with torch.random.fork_rng():  # a body may draw random numbers: every run is seeded
+        return Result(tuple(_cells(op, devices or _devices(op), tuple(dtypes), chosen)))
+
+
+def _cells(
+    op: Op, devices: Sequence[str], dtypes: tuple[torch.dtype, ...], chosen: Sequence[str]
+) -> list[Cell]:
     cells: list[Cell] = []
-    for device in devices or _devices(op):
-        every = list(cases(op, device, tuple(dtypes)))
+    for device in devices:
+        every = list(cases(op, device, dtypes))
         if not every:
             reason = "the reference takes none of the samples; write @op.samples"
             cells.append(Cell(op.name, "samples", device, MISS, reason))
@@ -96,13 +111,19 @@ def check(
             if name != "kernels":
                 probe = Probe(op, device, every)
                 cells.append(_cell(op, name, device, surfaces_.SURFACES[name], probe))
-    return Result(tuple(cells))
+    return cells
 
 
 def _devices(op: Op) -> list[str]:
-    devices = {kernel.device for kernel in op.kernels} | {"cpu"}
-    here = {"cpu": True, "cuda": torch.cuda.is_available()}
-    return [device for device in sorted(devices) if here.get(device, False)]
+    return sorted({"cpu", *filter(_is_here, (kernel.device for kernel in op.kernels))})
+
+
+def _is_here(device: str) -> bool:
+    """Whether this machine has a device; `npu` is whatever torch's spare backend is named after."""
+    if device == "npu" and _torch.private_device() != device:
+        return False
+    module = getattr(torch, device, None)
+    return module is not None and bool(module.is_available())
 
 
 def _cell(op: Op, name: str, device: str, run: Callable[[Any], None], subject: Any) -> Cell:
@@ -134,6 +155,7 @@ def _kernels(op: Op, device: str, every: list[Case]) -> list[Cell]:
 def _run_kernel(op: Op) -> Callable[[list[Case]], None]:
     def one(case: Case) -> None:
         before, after = clone(case.values), clone(case.values)
+        seed()
         try:
             with torch.no_grad():
                 results = call(op.parsed, op.overload, after)

@@ -10,10 +10,11 @@ import os
 import pathlib
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch.utils import cpp_extension
@@ -163,41 +164,53 @@ def open_kernel(
     return Opened(library, handle)
 
 
-def build(op: str, source: Source, glue: str) -> pathlib.Path:
-    """The shared library of a source; compiled unless the same one was before."""
-    tool = _compiler(op, source)
-    flags = _flags(source.language)
-    folder = cache_dir() / "ops" / _digest(_version(tool), *flags)
+def target(source: Source, glue: str = "") -> pathlib.Path:
+    """Where the library of a source is, or will be; raises where there is no compiler."""
+    line = command(source.name, source.language, source.name)
+    folder = cache_dir() / "ops" / _digest(version(line[0]), *line)
     files = [text for pair in sorted(source.files().items()) for text in pair]
-    target = folder / f"{_digest(source.text, str(source.path), glue, *files)}.so"
-    if target.exists():
-        return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "lock"):
-        if not target.exists():
-            header = _header(folder, tool, flags) if source.language == "C++" else []
-            _compile(op, source, glue, target, [tool, *flags, *header])
-    return target
+    return folder / f"{_digest(source.text, str(source.path), glue, *files)}.so"
+
+
+def build(op: str, source: Source, glue: str = "") -> pathlib.Path:
+    """The shared library of a source; compiled unless the same one was before."""
+    line = command(op, source.language, source.name)
+    place = target(source, glue)
+    if place.exists():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with locked(place.parent / "lock"):
+        if not place.exists():
+            header = _header(place.parent, line) if source.language == "C++" else []
+            needs = HEADER if source.language == "CUDA" else ""
+            text = f'{needs}#line 1 "{source.name}"\n{source.text}\n#line 1 "torchgraft"\n{glue}'
+            near = source.path.parent if source.path else pathlib.Path.cwd()
+            compile_library(op, source.name, text, place, [*line, *header], [near])
+    return place
 
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
-def _compiler(op: str, source: Source) -> str:
-    if source.language == "CUDA":
+def command(op: str, language: str, source: str) -> list[str]:
+    """The compiler of a language ("C++" or "CUDA") and the flags that everything is compiled with;
+    raises for `op` where there is none."""
+    if language == "CUDA":
         home = cpp_extension.CUDA_HOME
         found = shutil.which("nvcc") or (home and shutil.which(os.path.join(home, "bin", "nvcc")))
-        want = "nvcc, of the CUDA toolkit"
+        want, more = "nvcc, of the CUDA toolkit", []
     else:
-        found = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+        wanted, *more = shlex.split(os.environ.get("CXX") or "c++")
+        found = shutil.which(wanted) or shutil.which("g++")
         want = "a C++ compiler (c++, g++, or what CXX names)"
     if not found:
-        raise KernelBuild(op, source.name, f"there is no {want}.")
-    return str(found)
+        raise KernelBuild(op, source, f"there is no {want}.")
+    return [str(found), *more, *_flags(language)]
 
 
-def _version(tool: str) -> str:
+def version(tool: str) -> str:
+    """What a compiler says of itself, and where it is."""
     return subprocess.run([tool, "--version"], capture_output=True, text=True).stdout + tool
 
 
@@ -219,7 +232,7 @@ def _flags(language: str) -> list[str]:
     ]
 
 
-def _header(folder: pathlib.Path, tool: str, flags: Sequence[str]) -> list[str]:
+def _header(folder: pathlib.Path, line: Sequence[str]) -> list[str]:
     """The flags for a precompiled header, made for the second kernel: it costs as much as compiling
     two of them without, and each one after that takes 2 s instead of 11."""
     header = folder / "graft.h"
@@ -230,38 +243,46 @@ def _header(folder: pathlib.Path, tool: str, flags: Sequence[str]) -> list[str]:
     if not ready.exists():
         part = folder / f"header{os.getpid()}.gch"
         made = subprocess.run(
-            [tool, *flags, "-x", "c++-header", str(header), "-o", str(part)], capture_output=True
+            [*line, "-x", "c++-header", str(header), "-o", str(part)], capture_output=True
         )
         if made.returncode == 0:
             part.replace(ready)
     return ["-include", str(header)]
 
 
-def _compile(
-    op: str, source: Source, glue: str, target: pathlib.Path, command: Sequence[str]
-) -> None:
-    suffix = "cu" if source.language == "CUDA" else "cpp"
-    first = f'#line 1 "{source.name}"\n'
-    near = f"-I{source.path.parent if source.path else pathlib.Path.cwd()}"
+def compile_library(
+    op: str,
+    source: str,
+    text: str,
+    target: pathlib.Path,
+    line: Sequence[str],
+    near: Iterable[pathlib.Path],
+) -> list[pathlib.Path]:
+    """Compile a text into a library at `target`, whole or not at all; the files that C++ read.
+
+    `line` is the compiler with its flags, `near` are folders to look for headers in. What does not
+    compile raises for `op` with the compiler's first error; all it said is beside the target.
+    """
+    cuda = "-Xcompiler=-fPIC" in line
     links = [flag for path in cpp_extension.library_paths() for flag in ("-L", path)]
     libraries = ["-lc10", "-ltorch_cpu", "-ltorch"]
-    if source.language == "CUDA":
+    if cuda:
         libraries += ["--cudart=shared", "-lc10_cuda", "-ltorch_cuda"]
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        text = pathlib.Path(scratch, f"kernel.{suffix}")
-        needs = HEADER if source.language == "CUDA" else ""
-        text.write_text(f'{needs}{first}{source.text}\n#line 1 "torchgraft"\n{glue}')
-        made = pathlib.Path(scratch, "kernel.so")
-        run = subprocess.run(
-            [*command, near, "-shared", str(text), "-o", str(made), *links, *libraries],
-            capture_output=True,
-            text=True,
-        )
+        names = (f"unit.{'cu' if cuda else 'cpp'}", "unit.so", "unit.d")
+        unit, made, needs = (pathlib.Path(scratch, name) for name in names)
+        unit.write_text(text)
+        flags = [f"-I{path}" for path in near]
+        flags += [] if cuda else ["-MMD", "-MF", str(needs)]
+        full = [*line, *flags, "-shared", str(unit), "-o", str(made)]
+        run = subprocess.run([*full, *links, *libraries], capture_output=True, text=True)
         if run.returncode != 0:
             log = target.with_suffix(".log")
             log.write_text(run.stdout + run.stderr)
-            raise KernelBuild(op, source.name, first_error(run.stderr + run.stdout), str(log))
+            raise KernelBuild(op, source, first_error(run.stderr + run.stdout), str(log))
         made.replace(target)  # whole or not at all, for every process that looks
+        words = needs.read_text().replace("\\\n", " ").split()[1:] if needs.exists() else []
+        return sorted({pathlib.Path(word).resolve() for word in words} - {unit.resolve()})
 
 
 def first_error(said: str) -> str:
@@ -280,7 +301,7 @@ def first_error(said: str) -> str:
 
 
 @contextlib.contextmanager
-def _locked(path: pathlib.Path) -> Iterator[None]:
+def locked(path: pathlib.Path) -> Iterator[None]:
     """One process at a time; the others wait and then find what it built."""
     with path.open("w") as file:
         try:

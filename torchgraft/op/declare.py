@@ -16,6 +16,7 @@ import torch
 
 from torchgraft import _torch
 from torchgraft.errors import BadFile, Clash, NoKernel, NoShapes
+from torchgraft.op import guard
 from torchgraft.op.builders import render
 from torchgraft.op.dtypes import check_dtypes, torch_dtypes
 from torchgraft.op.header import read_header
@@ -42,6 +43,10 @@ class Table:
         """Kernels for every device, by name; an op may get one before its prototype."""
         self.library = self._library()
         self._libraries: dict[str, Any] = {}
+        make: Any = torch.library.Library  # untyped in torch
+        self.refusals = make("torchgraft", "FRAGMENT")
+        self._guards: dict[str, tuple[Any, list[Any]]] = {}
+        """By name: the library that holds a check in Python, and the same check as data."""
 
     def _library(self) -> Any:
         make: Any = torch.library.Library  # untyped in torch
@@ -116,8 +121,14 @@ class Table:
         simple = not exact and all(p.kind == "required" and p.symbol is None for p in ports)
         sets = [None if p.dtypes is None else torch_dtypes(p.dtypes) for p in ports]
         tests = [(i, allowed) for i, allowed in enumerate(sets) if allowed is not None]
+        plain = not exact and all(p.symbol is None for p in ports)
+        if plain and all(guard.known(allowed) for _, allowed in tests):
+            if (compiled := guard.compiled()) is not None:
+                guard.install(compiled, self.space, name, tests)
+                return
+            self._guards[name] = (self._library(), tests)
 
-        def guard(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        def check(keys: Any, *args: Any, **kwargs: Any) -> Any:
             if simple and len(args) == len(names):  # the usual call, made cheap
                 for i, allowed in tests:
                     if args[i].dtype not in allowed:
@@ -135,10 +146,38 @@ class Table:
             # Looked up at each call: an op may be taken back and declared again.
             return getattr(space, name).default.redispatch(keys & below, *args, **kwargs)
 
-        self.library.impl(prototype.name, guard, "BackendSelect", with_keyset=True)
+        library = self._guards[name][0] if name in self._guards else self.library
+        library.impl(name, check, "BackendSelect", with_keyset=True)
+
+    def compile_guard(self, name: str) -> None:
+        """Let C++ check the dtypes of an op that has a kernel in C++."""
+        if name in self._guards:
+            compiled = guard.compiled(build=True)
+            library, tests = self._guards.pop(name)
+            _torch.drop_library(library)
+            guard.install(compiled, self.space, name, tests)
 
 
 TABLE = Table(SPACE)
+
+
+def _refuse_dtypes(name: str, tensors: list[torch.Tensor], places: list[int]) -> None:
+    """Raise for what the check in C++ refused: tensors, and the places of their arguments."""
+    prototype = TABLE.prototypes[name.partition("::")[2]]
+    given: dict[str, Any] = {}
+    for tensor, place in zip(tensors, places, strict=True):
+        port = prototype.inputs[place]
+        if port.kind == "dynamic":
+            given.setdefault(port.name, []).append(tensor)
+        else:
+            given[port.name] = tensor
+    error = check_dtypes(prototype, given)
+    if error is not None:
+        raise error
+
+
+TABLE.refusals.define("refuse_dtypes(str op, Tensor[] tensors, int[] places) -> ()")
+TABLE.refusals.impl("refuse_dtypes", _refuse_dtypes, "CompositeExplicitAutograd")
 
 
 def stand_in(

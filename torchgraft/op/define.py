@@ -17,7 +17,7 @@ from torchgraft.errors import BadOp, BadValue, NotRegistered
 from torchgraft.op import grad
 from torchgraft.op import schema as schemas
 from torchgraft.op.cpp import Opened, open_kernel
-from torchgraft.op.declare import OWNERS
+from torchgraft.op.declare import OWNERS, TABLE
 from torchgraft.op.kernel import (
     Kernel,
     choose,
@@ -50,6 +50,7 @@ class Op:
         text = schemas.schema_text(spec, reference, mutates)
         self.name = text.partition("(")[0].strip()
         self.gradient: grad.Backward | None = None
+        self.repeats = False  # whether the body was seen to give the same when it is run again
         self.make_samples: Function | None = None
         self.fake_fn: Function | None = None
         self.tolerances: dict[torch.dtype, Tolerance] = {}
@@ -275,6 +276,9 @@ class Op:
                 assert kernel.source is not None
                 fast = not schemas.written(self.parsed)
                 opened = open_kernel(self.name, dispatch_key(device), kernel.source, autograd=fast)
+                space, base = self.name.split("::")
+                if space == TABLE.space:
+                    TABLE.compile_guard(base)
                 self._opened[device] = opened
                 self._unbuilt.discard(device)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ class Call:
 
     layout: Any = None  # of the parameters
     results: Any = None  # of the results
+    written: Sequence[int] = ()  # the slots of tensors that it writes
+    before: dict[int, Tensor] = dataclasses.field(default_factory=dict)  # their values until then
 
 
 class Slot(int):
@@ -57,6 +60,18 @@ def _put(layout: Any, tensors: Sequence[Any]) -> Any:
     return layout
 
 
+def _flat(value: Any) -> list[Tensor]:
+    tensors: list[Tensor] = []
+    _take(value, tensors)
+    return tensors
+
+
+def _slots(layout: Any) -> list[Slot]:
+    if isinstance(layout, list):
+        return [slot for item in layout for slot in _slots(item)]
+    return [layout] if isinstance(layout, Slot) else []
+
+
 def _differentiable(tensor: Tensor) -> bool:
     return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
@@ -67,7 +82,7 @@ def autograd_kernel(op: Any) -> Callable[..., Any]:
     grad_enabled, any_requires_grad = torch.is_grad_enabled, _torch.any_requires_grad
     below, forward_mode = _torch.below_autograd, _torch.in_forward_mode
     writes = schemas.written(schema)
-    node = _node(op)
+    node = _writing_node(op) if writes else _node(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if forward_mode():
@@ -78,21 +93,26 @@ def autograd_kernel(op: Any) -> Callable[..., Any]:
             return overload(*args, **kwargs)
 
     def writing(*args: Any, **kwargs: Any) -> Any:
-        if grad_enabled() and any_requires_grad(*args, **kwargs):
+        if forward_mode() or (_torch.in_functorch() and any_requires_grad(*args, **kwargs)):
             raise BadOp(
                 name,
                 op.where,
-                f"it writes {', '.join(writes)}, and gradients through a write are not derived.",
-                "Call it under torch.no_grad(), or declare a form that returns a new tensor.",
+                f"it writes {', '.join(writes)}, and torch.func derives nothing through a write.",
+                "Declare a form that returns a new tensor.",
             )
+        values = zip(schema.arguments, schemas.bind(schema, args, kwargs), strict=True)
+        tensors = _flat([value for argument, value in values if argument.name in writes])
+        if grad_enabled() and any_requires_grad(*args, **kwargs):
+            if any(tensor.is_leaf and tensor.requires_grad for tensor in tensors):
+                raise BadOp(
+                    name,
+                    op.where,
+                    f"it writes {', '.join(writes)}, here a leaf that needs a gradient.",
+                    "Call it under torch.no_grad(), or on a copy.",
+                )
+            return _differentiate(op, node, args, kwargs)
         with below():
             result = overload(*args, **kwargs)
-        tensors: list[Tensor] = []
-        for argument, value in zip(
-            schema.arguments, schemas.bind(schema, args, kwargs), strict=True
-        ):
-            if argument.name in writes:
-                _take(value, tensors)
         for tensor in tensors:
             if not tensor.is_inference():
                 torch.autograd.graph.increment_version(tensor)
@@ -138,7 +158,12 @@ def _node(op: Any) -> Any:
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         needs = ctx.needs_input_grad[1:]
         if op.gradient is None:
-            return None, *derive(op, ctx.call.layout, ctx.saved_tensors, needs, grads)
+            layout = ctx.call.layout
+
+            def again(every: list[Any]) -> list[Tensor]:
+                return _flat(schemas.call(schema, op.reference, _put(layout, every)))
+
+            return None, *derive(op, again, ctx.saved_tensors, needs, grads)
         saved = dict(zip(ctx.keep, ctx.saved_tensors, strict=True))
         return None, *_authored(op, ctx.call, saved, ctx.shapes, needs, grads)
 
@@ -151,8 +176,75 @@ def _node(op: Any) -> Any:
     return type(name, (_torch.OneLevel,), {k: staticmethod(v) for k, v in body.items()})
 
 
+def _writing_node(op: Any) -> Any:
+    """The autograd node of calls that write: what they write is their results, too.
+
+    The values before the write are kept, since the body is run again on them.
+    """
+    schema, writes = op.parsed, schemas.written(op.parsed)
+
+    def forward(call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        places = zip(schema.arguments, call.layout, strict=True)
+        call.written = [slot for a, layout in places if a.name in writes for slot in _slots(layout)]
+        call.before = {slot: tensors[slot].detach().clone() for slot in call.written}
+        with _torch.below_autograd():
+            result = schemas.call(schema, op.overload, _put(call.layout, tensors))
+        flat = [tensors[slot] for slot in call.written]
+        returned = [result] if len(schema.returns) == 1 else list(result or ())
+        call.results = _take(returned, flat)
+        return tuple(flat)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.call, tensors = inputs[0], inputs[1:]
+        ctx.mark_dirty(*output[: len(ctx.call.written)])
+        if whole := [t for t in output if not _differentiable(t)]:
+            ctx.mark_non_differentiable(*whole)
+        ctx.save_for_backward(*(ctx.call.before.get(i, t) for i, t in enumerate(tensors)))
+        ctx.call.before = {}
+
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise BadOp(
+                op.name,
+                op.where,
+                f"it writes {', '.join(writes)}, and its gradient is not derived a second time.",
+                "Declare a form that returns a new tensor.",
+            )
+        needs, layout, written = ctx.needs_input_grad[1:], ctx.call.layout, ctx.call.written
+
+        def again(every: list[Any]) -> list[Tensor]:
+            for slot in written:
+                every[slot] = every[slot].clone()
+            result = schemas.call(schema, op.reference, _put(layout, every))
+            return [*(every[slot] for slot in written), *_flat(result)]
+
+        return None, *derive(op, again, ctx.saved_tensors, needs, grads)
+
+    name = f"{op.name.replace('::', '_')}_backward"
+    body: dict[str, Any] = {
+        "forward": forward,
+        "setup_context": setup_context,
+        "backward": backward,
+    }
+    return type(name, (_torch.OneLevel,), {k: staticmethod(v) for k, v in body.items()})
+
+
+def _refuse_random(op: Any, called: Any) -> None:
+    if torch.Tag.nondeterministic_seeded in called.tags:
+        raise BadOp(
+            op.name,
+            op.where,
+            f"its body draws random numbers ({called}), so running it again gives no gradient.",
+            f"Write @{op.name.partition('::')[2]}.backward, and save what it needs of the draw.",
+        )
+
+
 def derive(
-    op: Any, layout: Any, tensors: Sequence[Tensor], needs: Sequence[bool], grads: Sequence[Any]
+    op: Any,
+    rerun: Callable[[list[Any]], list[Tensor]],
+    tensors: Sequence[Tensor],
+    needs: Sequence[bool],
+    grads: Sequence[Any],
 ) -> list[Tensor | None]:
     """The gradients of the reference body, which is run again on the saved inputs.
 
@@ -164,9 +256,13 @@ def derive(
         every: list[Any] = list(tensors)
         for i, tensor in zip(wrt, chosen, strict=True):
             every[i] = tensor
-        flat: list[Tensor] = []
-        _take(schemas.call(op.parsed, op.reference, _put(layout, every)), flat)
-        return tuple(out for out in flat if _differentiable(out))
+        if op.repeats:
+            found = rerun(every)
+        else:
+            with _torch.seeing(partial(_refuse_random, op)):
+                found = rerun(every)
+            op.repeats = True
+        return tuple(out for out in found if _differentiable(out))
 
     result: list[Tensor | None] = [None] * len(tensors)
     chosen = [tensors[i] for i in wrt]
@@ -207,19 +303,11 @@ def _saved(op: Any, call: Call, inputs: int) -> list[int]:
     """Which of the inputs and outputs, counted through, are kept for the author's backward."""
     params, results = _names(op)
     keep: list[int] = []
-
-    def slots(layout: Any, offset: int) -> None:
-        if isinstance(layout, Slot):
-            keep.append(layout + offset)
-        elif isinstance(layout, list):
-            for item in layout:
-                slots(item, offset)
-
     for name in op.gradient.save:
         if name in params:
-            slots(call.layout[params.index(name)], 0)
+            keep += _slots(call.layout[params.index(name)])
         else:
-            slots(call.results[results.index(name)], inputs)
+            keep += [slot + inputs for slot in _slots(call.results[results.index(name)])]
     return keep
 
 
@@ -256,7 +344,7 @@ def _authored(
         _spread(op, at, argument.name, call.layout[params.index(argument.name)], gradient, flat)
     for i, (gradient, need) in enumerate(zip(flat, needs, strict=True)):
         if gradient is not None and need and gradient.shape != shapes[i]:
-            name = next(a.name for a in tensors if _holds(call.layout[params.index(a.name)], i))
+            name = next(a.name for a in tensors if i in _slots(call.layout[params.index(a.name)]))
             raise BadGradient(
                 op.name,
                 at,
@@ -264,12 +352,6 @@ def _authored(
                 f"{name!r} has {tuple(shapes[i])}",
             )
     return [g if need else None for g, need in zip(flat, needs, strict=True)]
-
-
-def _holds(layout: Any, slot: int) -> bool:
-    if isinstance(layout, list):
-        return any(_holds(item, slot) for item in layout)
-    return isinstance(layout, Slot) and layout == slot
 
 
 def _spread(op: Any, at: str, name: str, layout: Any, gradient: Any, flat: list[Any]) -> None:
@@ -289,6 +371,13 @@ def _spread(op: Any, at: str, name: str, layout: Any, gradient: Any, flat: list[
 
 def check_backward(op: Any, fn: Callable[..., Any], save: Sequence[str]) -> Backward:
     """A backward as the operator can use it; raises when its parameters are not to be had."""
+    if writes := schemas.written(op.parsed):
+        raise BadOp(
+            op.name,
+            schemas.where(fn),
+            f"it writes {', '.join(writes)}; its gradient is always derived from the body.",
+            "Leave the backward out, or declare a form that returns a new tensor.",
+        )
     params, results = _names(op)
     at, problems = schemas.where(fn), []
     have = list(inspect.signature(fn).parameters)

@@ -79,11 +79,10 @@ def _default(argument: Any) -> Any:
         return inspect.Parameter.empty
     value = argument.default_value
     dtype = "ScalarType" in str(argument.real_type) and isinstance(value, int)
-    return _DTYPES.get(value, value) if dtype else value
+    return DTYPES.get(value, value) if dtype else value
 
 
-# What a schema's default for a dtype is stored as.
-_DTYPES = {
+DTYPES = {
     0: torch.uint8,
     1: torch.int8,
     2: torch.int16,
@@ -92,11 +91,21 @@ _DTYPES = {
     5: torch.float16,
     6: torch.float32,
     7: torch.float64,
+    8: torch.complex32,
     9: torch.complex64,
     10: torch.complex128,
     11: torch.bool,
+    12: torch.qint8,
+    13: torch.quint8,
+    14: torch.qint32,
     15: torch.bfloat16,
+    23: torch.float8_e5m2,
+    24: torch.float8_e4m3fn,
+    27: torch.uint16,
+    28: torch.uint32,
+    29: torch.uint64,
 }
+"""Dtypes by the numbers that C++ has for them, which is what schemas store, too."""
 
 
 def _same(a: Any, b: Any) -> bool:

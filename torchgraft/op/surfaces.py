@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchgraft.op import schema as schemas
-from torchgraft.op.compare import Miss, compare, flat, outcome, written_of
+from torchgraft.op.compare import Miss, compare, flat, outcome, seed, written_of
 from torchgraft.op.samples import Case, clone
 
 Function = Callable[..., Any]
@@ -31,19 +31,20 @@ class Probe:
     def double(self) -> list[Any]:
         """The first sample in float64, which finite differences need."""
         found = [c.values for c in self.cases if c.dtype == torch.float64]
-        if self.writes:
-            raise NotApplicable("it writes its input")
         if not found or not any(t.is_floating_point() for t in flat(found[0])):
             raise NotApplicable("no sample in float64")
         return found[0]
 
-    def function(self, fn: Function, values: Sequence[Any]) -> Function:
-        """`fn` of the tensors among the values, the other values fixed."""
-        parsed = self.op.parsed
+    def function(self, fn: Function, values: Sequence[Any], copies: bool = False) -> Function:
+        """`fn` of the tensors among the values, the other values fixed. With `copies` it is run on
+        copies, and what it writes to them is part of the result: gradients go through those."""
+        parsed, copies = self.op.parsed, copies and self.writes
 
         def run(*tensors: Tensor) -> Any:
-            given = iter(tensors)
-            return schemas.call(parsed, fn, [_refill(value, given) for value in values])
+            given = iter([tensor.clone() for tensor in tensors] if copies else tensors)
+            mine = [_refill(value, given) for value in values]
+            result = schemas.call(parsed, fn, mine)
+            return [result, written_of(self.op, mine)] if copies else result
 
         # Dynamo counts recompilations by code object; this one is a program of its own.
         run.__code__ = run.__code__.replace(co_name=f"run_{id(run)}")
@@ -110,7 +111,8 @@ def _gradient_reason(name: str, mine: Tensor, theirs: Tensor) -> str:
 
 def gradient(probe: Probe) -> None:
     values = probe.double()
-    run, reference = (probe.function(f, values) for f in (probe.op.overload, probe.op.reference))
+    both = (probe.op.overload, probe.op.reference)
+    run, reference = (probe.function(fn, values, copies=True) for fn in both)
     want = _gradients(reference, _leaves(values))
     _same_gradients(probe, values, _gradients(run, _leaves(values)), want)
     if not torch.autograd.gradcheck(
@@ -120,6 +122,8 @@ def gradient(probe: Probe) -> None:
 
 
 def double_backward(probe: Probe) -> None:
+    if probe.writes:
+        raise NotApplicable("it writes its input")
     values = probe.double()
     leaves = _leaves(values)
     _gradients(probe.function(probe.op.reference, values), _leaves(values))
@@ -128,6 +132,8 @@ def double_backward(probe: Probe) -> None:
 
 
 def func_grad(probe: Probe) -> None:
+    if probe.writes:
+        raise NotApplicable("it writes its input")
     values = probe.double()
     _gradients(probe.function(probe.op.reference, values), _leaves(values))
     tensors = flat(clone(values))
@@ -147,7 +153,12 @@ def vmap(probe: Probe) -> None:
     if not tensors:
         raise NotApplicable("no tensors")
     batches = [torch.stack([t, t.flip(0) if t.ndim else t]) for t in tensors]
-    batched = flat(torch.vmap(probe.function(probe.op.overload, values))(*batches))
+    try:
+        batched = flat(torch.vmap(probe.function(probe.op.overload, values))(*batches))
+    except RuntimeError as error:
+        if "randomness error mode" in str(error):
+            raise NotApplicable("it draws random numbers") from error
+        raise
     run = probe.function(probe.op.reference, values)
     single = [flat(run(*(b[i] for b in batches))) for i in range(2)]
     for got, a, b in zip(batched, *single, strict=True):
@@ -172,6 +183,7 @@ def _to_meta(value: Any) -> Any:
 def _forward(probe: Probe, program: Function) -> None:
     """Raise unless a program of the sample's tensors gives what the reference gives."""
     mine = clone(probe.values)
+    seed()
     with torch.no_grad():
         results = flat(program(*flat(mine)))
     compare(probe.op, [*results, *written_of(probe.op, mine)], probe.values)
@@ -206,11 +218,12 @@ def compiled(probe: Probe) -> None:
     _forward(probe, torch.compile(run, backend="aot_eager", fullgraph=True))
     try:
         values = probe.double()
-        want = _gradients(probe.function(probe.op.reference, values), _leaves(values))
+        reference = probe.function(probe.op.reference, values, copies=True)
+        want = _gradients(reference, _leaves(values))
     except NotApplicable:
         return
     run = torch.compile(
-        probe.function(probe.op.overload, values), backend="aot_eager", fullgraph=True
+        probe.function(probe.op.overload, values, copies=True), backend="aot_eager", fullgraph=True
     )
     _same_gradients(probe, values, _gradients(run, _leaves(values)), want)
 
@@ -246,6 +259,7 @@ def scripted(probe: Probe) -> None:
     text = f"def call({params}):\n    return torch.ops.{space}.{base.partition('.')[0]}({names})\n"
     script = _through_file(torch.jit.CompilationUnit(text).call)
     mine = clone(probe.values)
+    seed()
     with torch.no_grad():
         results = flat(script(*mine))
     compare(probe.op, [*results, *written_of(probe.op, mine)], probe.values)

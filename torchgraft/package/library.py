@@ -14,8 +14,8 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft.codegen import inductor
-from torchgraft.codegen.decompose import decompose
 from torchgraft.errors import NotSavable
+from torchgraft.fx.decompose import decompose
 from torchgraft.link import Linker
 from torchgraft.package import _torch as private
 

@@ -33,8 +33,9 @@ def _run_engine(inputs: list[Tensor], engine: Tensor) -> list[Tensor]:
 
 
 _LIBRARY: Any = torch.library.Library("torchgraft", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("run_engine(Tensor[] inputs, Tensor engine) -> Tensor[]")
-_LIBRARY.impl("run_engine", _run_engine, "CompositeExplicitAutograd")
+if not _torch.schemas_of("torchgraft::run_engine"):  # the C++ runtime may have come first
+    _LIBRARY.define("run_engine(Tensor[] inputs, Tensor engine) -> Tensor[]")
+    _LIBRARY.impl("run_engine", _run_engine, "CompositeExplicitAutograd")
 
 
 def _loaded(engine: Tensor) -> Loaded:

@@ -12,7 +12,6 @@ from torch.fx import GraphModule, Node
 from torchgraft.config import Config
 from torchgraft.fx import meta
 from torchgraft.fx.dialect import is_pure, is_view
-from torchgraft.passes.spec import Pass
 
 aten = torch.ops.aten
 
@@ -107,6 +106,8 @@ def fold_constants(gm: GraphModule, example_inputs: Sequence[Any], config: Confi
     for node in list(gm.graph.nodes):
         if not is_pure(node) or not node.all_input_nodes:
             continue
+        if is_view(node) and reaches_output(node):  # of the copy that the caller gets
+            continue
         if any(used.op != "get_attr" for used in node.all_input_nodes):
             continue
         held = {n: meta.attribute(gm, str(n.target)) for n in node.all_input_nodes}
@@ -146,15 +147,3 @@ def view_to_reshape(gm: GraphModule, example_inputs: Sequence[Any], config: Conf
     for node in gm.graph.nodes:
         if node.op == "call_function" and node.target is aten.view.default:
             node.target = aten.reshape.default
-
-
-BUILTIN = tuple(
-    Pass(fn.__name__, "built-in", fn)
-    for fn in (
-        remove_noops,
-        dead_code,
-        common_subexpressions,
-        fold_constants,
-        view_to_reshape,
-    )
-)

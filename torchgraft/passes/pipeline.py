@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
+import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,18 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft.config import Config
+from torchgraft.convert.define import candidates
 from torchgraft.errors import BadPass, BadValue, GraftError, PassFailed, PassOrder, UnknownName
 from torchgraft.fx import label, meta
 from torchgraft.fx.label import Labels
-from torchgraft.passes.builtin import BUILTIN, dead_code
+from torchgraft.passes import builtin, fusions
+from torchgraft.passes.history import Change, History
+from torchgraft.passes.merge import merge_branches
 from torchgraft.passes.pattern.define import STAGE, Pattern
 from torchgraft.passes.pattern.rewrite import apply
 from torchgraft.passes.pattern.search import Index
-from torchgraft.passes.registry import Entry, current
+from torchgraft.passes.precision import PRECISION
+from torchgraft.passes.registry import Entry, current, is_default
 from torchgraft.passes.spec import STAGES, Pass, as_pass
 from torchgraft.report import Step
 
@@ -29,20 +34,58 @@ if TYPE_CHECKING:
     from torchgraft.verify.watch import Watch
 
 
-def passes_for(config: Config) -> list[Entry]:
-    """Every pass and pattern that a compile with this config runs, in order."""
+_PASSES, _MATCH = logging.getLogger("torchgraft.passes"), logging.getLogger("torchgraft.match")
+BUILTIN = tuple(
+    Pass(fn.__name__, "built-in", fn)
+    for fn in (
+        builtin.remove_noops,
+        builtin.dead_code,
+        builtin.common_subexpressions,
+        builtin.fold_constants,
+        merge_branches,
+        builtin.view_to_reshape,
+    )
+)
+
+
+def passes_for(config: Config, present: Collection[Any] = ()) -> list[Entry]:
+    """Every pass and pattern that a compile with this config runs, in order.
+
+    `present` are the operators of the graph: fusions that are on by default come in where the
+    graph has what they look for.
+    """
     registry = config.registry if config.registry is not None else current()
     for given in config.patterns:
         if not isinstance(given, Pattern):
             raise BadValue("Config.patterns", given, "patterns, as graft.pattern makes them")
+    loaded: list[Pattern] = []
+    if is_default(registry):
+        from torchgraft.native.bridge import patterns
+
+        loaded = patterns()
     passes = [
+        *([PRECISION] if config.precision is not None else []),
         *BUILTIN,
         *(as_pass(fn, "pre") for fn in config.pre_passes),
+        *loaded,
         *registry,
         *config.patterns,
         *(as_pass(fn, "post") for fn in config.post_passes),
     ]
-    return ordered(_distinct(passes))
+    return ordered([*_distinct(passes), *_fusions(config, present, {one.name for one in passes})])
+
+
+def _fusions(config: Config, present: Collection[Any], taken: Collection[str]) -> list[Pattern]:
+    """The fusions that are on by default and may fire. They leave operators to converters and to
+    `torch_executed_ops`, and step back for a user's pattern of the same name."""
+    if not config.fusions or config.mode == "eager" or config.torch_executed_ops:
+        return []
+    wanted = candidates(config)
+    return [
+        one
+        for one, needs in fusions.DEFAULT.items()
+        if all(op in present and op not in wanted for op in needs) and one.name not in taken
+    ]
 
 
 def _distinct(passes: Iterable[Entry]) -> list[Entry]:
@@ -123,30 +166,48 @@ def run(
     config: Config,
     watch: Watch | None = None,
     labels: Labels | None = None,
+    history: History | None = None,
 ) -> list[Step]:
     """Run every pass and pattern on the graph, in place. After each one that changed it the graph
     is checked, its values are brought up to date and dead nodes are gone; what it did is in its
-    `Step`. With a `watch` its results are compared, too. What stream markers said, in the graph as
-    it comes or put in by a pass, is added to `labels`."""
+    `Step` and in the `history`. With a `watch` its results are compared, too. What stream markers
+    said, in the graph as it comes or put in by a pass, is added to `labels`."""
     steps: list[Step] = []
+    history = history or History()
     index: Index | None = None  # of the graph as it is; lives from pattern to pattern
     labels = labels if labels is not None else Labels()
     label.label(gm, labels)
     with _torch.replacements(gm) as replaced:
-        for spec in passes_for(config):
+        for spec in passes_for(config, {node.target for node in gm.graph.nodes}):
             replaced.clear()
             if watch is not None:
                 watch.before(gm)
             if isinstance(spec, Pattern):
                 index = index or Index(gm)
-                steps.append(_run_pattern(spec, index, config, watch, replaced))
-                index = None if steps[-1].hits and spec.replacement is not None else index
+                step, change = _run_pattern(spec, index, config, watch, replaced)
+                if step.hits or spec not in fusions.DEFAULT:  # nobody asked for those
+                    steps.append(step)
+                index = None if step.hits and spec.replacement is not None else index
             else:
-                steps.append(_run_one(spec, gm, example_inputs, config, watch, replaced))
+                step, change = _run_one(spec, gm, example_inputs, config, watch, replaced)
+                steps.append(step)
                 if spec.stage != "built-in" and label.has_markers(gm.graph):
                     label.label(gm, labels)
                 index = None
+            history.add(change, gm)
+            _tell(step)
     return steps
+
+
+def _tell(step: Step) -> None:
+    """Log what a step did, for whoever listens."""
+    counts = (step.added, step.removed, step.changed, step.nodes, step.seconds)
+    _PASSES.info(f"{step.stage} %s: +%d -%d ~%d -> %d nodes, %.3f s", step.name, *counts)
+    if step.hits is not None:
+        for hit in step.hits:
+            _MATCH.info("%s: matched at %s", step.name, hit)
+        if step.miss:
+            _MATCH.info("%s: nearest miss: %s", step.name, step.miss)
 
 
 def _run_one(
@@ -156,9 +217,9 @@ def _run_one(
     config: Config,
     watch: Watch | None,
     replaced: dict[Node, str],
-) -> Step:
+) -> tuple[Step, Change]:
     before, start = meta.snapshot(gm.graph), time.perf_counter()
-    outputs = len(meta.outputs_of(gm))
+    outputs = meta.output_values(gm)
     if spec.stage != "built-in":
         gm.recompile()  # so that gm.code and gm(...) show and run the graph as it is
     try:
@@ -176,10 +237,10 @@ def _run_pattern(
     config: Config,
     watch: Watch | None,
     replaced: dict[Node, str],
-) -> Step:
+) -> tuple[Step, Change]:
     gm, start = index.gm, time.perf_counter()
     before: meta.Snapshot = {}
-    outputs = len(meta.outputs_of(gm))
+    outputs = meta.output_values(gm)
     try:
         outcome = apply(spec, index, config, lambda: before.update(meta.snapshot(gm.graph)))
     except GraftError:
@@ -187,42 +248,44 @@ def _run_pattern(
     except Exception as error:
         raise PassFailed(spec.name, spec.stage, spec.where, error) from error
     hits, miss = tuple(outcome.hits), str(outcome.miss or "")
+    change = Change(spec.name)
     if hits and spec.replacement is not None:
-        step = _finish(spec, gm, before, outputs, start, watch, replaced)
+        step, change = _finish(spec, gm, before, outputs, start, watch, replaced)
     else:
         took, count = time.perf_counter() - start, len(gm.graph.nodes)
         step = Step(spec.name, spec.stage, took, added=0, removed=0, changed=0, nodes=count)
-    return dataclasses.replace(step, hits=hits, miss=miss)
+    return dataclasses.replace(step, hits=hits, miss=miss), change
 
 
 def _finish(
     spec: Entry,
     gm: GraphModule,
     before: meta.Snapshot,
-    outputs: int,
+    outputs: Sequence[Any],
     start: float,
     watch: Watch | None,
     replaced: dict[Node, str],
-) -> Step:
+) -> tuple[Step, Change]:
     """Check the graph that a pass or a pattern left, clean it, and say what changed."""
     inputs = sum(node.op == "placeholder" for node in before)
-    meta.check(gm, spec.name, inputs, outputs)
+    meta.check(gm, spec.name, inputs, len(outputs), before)
     label.settle(gm, replaced, before)
     label.sort(gm)
     meta.refresh(gm, before, spec.name)
-    dead_code(gm, (), Config())
-    after = set(gm.graph.nodes)
+    if not getattr(spec, "changes_type", False):  # a pattern may say that it is on purpose
+        meta.check_outputs(gm, spec.name, outputs)
+    builtin.dead_code(gm, (), Config())
+    change = Change.since(before, gm, spec.name)
     kind = "pattern" if isinstance(spec, Pattern) else "pass"
     if watch is not None and watch.after(gm, f"{kind} {spec.name!r} ({spec.where})") is not None:
-        return Step(
-            spec.name, spec.stage, time.perf_counter() - start, 0, 0, 0, len(gm.graph.nodes)
-        )
-    return Step(
+        change = Change(spec.name)  # it was undone
+    step = Step(
         spec.name,
         spec.stage,
         time.perf_counter() - start,
-        added=len(after - before.keys()),
-        removed=len(before.keys() - after),
-        changed=sum(before[n] != (n.target, n.args, n.kwargs) for n in after if n in before),
-        nodes=len(after),
+        added=len(change.added),
+        removed=len(change.removed),
+        changed=len(change.changed),
+        nodes=len(gm.graph.nodes),
     )
+    return step, change

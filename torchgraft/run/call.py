@@ -7,7 +7,8 @@ inputs that require grad, a mismatch) takes `Call.slow`, which is plain Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,29 +21,52 @@ from torchgraft.signature import Signature, TensorSpec, entangled, tensors
 
 
 class Call:
-    """One signature bound to its program."""
+    """One signature bound to its program.
 
-    def __init__(self, signature: Signature, run: _torch.Flat, states: Sequence[Tensor]) -> None:
+    `views` are the outputs that are an input or views of one, with the input's number among the
+    tensors: each makes its output from that input.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        run: _torch.Flat,
+        states: Sequence[Tensor],
+        views: Mapping[int, tuple[int, Callable[..., Tensor]]] = MappingProxyType({}),
+    ) -> None:
         self.signature, self.run, self.states = signature, run, tuple(states)
+        self.views = views
 
     def slow(self, leaves: Sequence[Any]) -> Any:
         """Run on leaves that fit the signature; strides are adapted, gradients are not recorded."""
+        specs = [spec for _, spec in tensors(self.signature.specs)]
         given = [leaves[i] for i, _ in tensors(self.signature.specs)]
-        fitted = [
-            _restride(leaf.detach(), spec)
-            for leaf, (_, spec) in zip(given, tensors(self.signature.specs), strict=True)
-        ]
+        for leaf, spec in zip(given, specs, strict=True):
+            if spec.mutated and leaf.is_leaf and leaf.requires_grad and torch.is_grad_enabled():
+                raise InputMismatch(
+                    spec.name,
+                    "a tensor that the program may write to",
+                    "a leaf that requires grad",
+                    f"Call it under torch.no_grad(), or pass {spec.name}.detach().",
+                )
+        given = [leaf.detach() for leaf in given]
+        fitted = [restride(leaf, spec) for leaf, spec in zip(given, specs, strict=True)]
+        copied = [used is not leaf for leaf, used in zip(given, fitted, strict=True)]
         with torch.no_grad(), _torch.no_autocast():
-            outputs = self.run([*fitted, *self.states])
-            for leaf, used, (_, spec) in zip(
-                given, fitted, tensors(self.signature.specs), strict=True
-            ):
-                if spec.mutated and used.data_ptr() != leaf.data_ptr():
+            outputs = list(self.run([*fitted, *self.states]))
+            for leaf, used, spec in zip(given, fitted, specs, strict=True):
+                if spec.mutated and used is not leaf:
                     leaf.copy_(used)
+            for output, (i, view) in self.views.items():
+                if copied[i]:  # of what the caller has, not of its copy
+                    outputs[output] = view(*given)
         return _torch.unflatten(outputs, self.signature.out_tree)
 
 
-def _restride(leaf: Tensor, spec: TensorSpec) -> Tensor:
+def restride(leaf: Tensor, spec: TensorSpec) -> Tensor:
+    """The tensor in the memory layout that a program was compiled for."""
+    if spec.layout != torch.strided:
+        return leaf
     leaf = leaf.resolve_conj().resolve_neg()
     if spec.stride is None:
         return leaf.contiguous(memory_format=spec.format)
@@ -91,13 +115,18 @@ def fit(
         if error is None:
             return i, leaves
     assert error is not None
-    if len(signatures) == 1:
+    if len(signatures) == 1 or not error.is_size:
         raise error
     gears = "; ".join(
         ", ".join(f"{spec.name} {spec}" for _, spec in tensors(signature.specs))
         for signature in signatures
     )
-    raise InputMismatch(error.name, f"one of the gears ({gears})", error.got, "Add that gear.")
+    raise InputMismatch(
+        error.name,
+        f"one of the gears ({gears})",
+        error.got,
+        "Add that shape to gears=[...] of its graft.Input, or pad it to one of them.",
+    )
 
 
 def _fast(calls: Sequence[Call], slow: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -126,7 +155,11 @@ def _fast(calls: Sequence[Call], slow: Callable[..., Any]) -> Callable[..., Any]
         scope |= {f"run_{i}": call.run, f"states_{i}": call.states}
         inputs = ", ".join([*names, *([f"*states_{i}"] if call.states else [])])
         lines += [
-            f"    if {' and '.join(checks) or 'True'}:",
+            "    try:",
+            f"        fits = {' and '.join(checks) or 'True'}",
+            "    except RuntimeError:",  # a nested tensor has no shape
+            "        fits = False",
+            "    if fits:",
             "        args = None",  # only the program holds the inputs, so that it can free them
             f"        return {_result(call, scope, f'run_{i}([{inputs}])', f'tree_{i}')}",
         ]
@@ -142,7 +175,7 @@ def _checks(
     checks: list[str] = []
     bound: dict[str, str] = {}
     for i, (name, spec) in enumerate(zip(names, signature.specs, strict=True)):
-        if not isinstance(spec, TensorSpec):
+        if not isinstance(spec, TensorSpec) or spec.layout != torch.strided:
             return None
         scope |= {f"dtype{tag}_{i}": spec.dtype, f"device{tag}_{i}": spec.device}
         sizes = _size_checks(spec.shape, f"{name}.shape", f"{tag}_{i}", signature, bound, scope)

@@ -8,6 +8,7 @@ They are Ascend's names; where its own package is installed, they are left to it
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ _KERNELS = {
 
 def define() -> Any:
     """Define the operators; None where somebody else has, or will."""
-    if importlib.util.find_spec("torchair") is not None or hasattr(torch.ops.air, "scope_enter"):
+    if _elsewhere() or hasattr(torch.ops.air, "scope_enter"):
         return None
     library: Any = torch.library.Library("air", "FRAGMENT")  # type: ignore[no-untyped-call]
     for schema in SCHEMAS:
@@ -64,6 +65,13 @@ def define() -> Any:
             torch.fx.node.has_side_effect(getattr(torch.ops.air, name).default)
     library.impl("wait_tensor", _itself, "Meta")
     return library
+
+
+def _elsewhere() -> bool:
+    """Whether the real package is installed; the folder beside this one stands in for it."""
+    spec = importlib.util.find_spec("torchair")
+    home = Path(__file__).parents[1]
+    return spec is not None and not Path(spec.origin or "").is_relative_to(home)
 
 
 _LIBRARY = define()  # lives as long as the process, as operators do

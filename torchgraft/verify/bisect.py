@@ -58,8 +58,10 @@ def bisect(compiled: Compiled, inputs: Sequence[Any], model: Any = None) -> Diff
             compile(model, given, config=compiled.config.replace(verify="each"))
         except ResultChanged as error:
             return Difference(error.by, error.node, error.line, error.error)
+    from torchgraft.program import drawn_alike
+
     program, values = compiled.program_for(given)
-    return in_launches(program, values)
+    return in_launches(drawn_alike(program), values)
 
 
 def in_launches(program: Program, inputs: Sequence[Any]) -> Difference | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from torchgraft import _torch
+from torchgraft.fx import label
 from torchgraft.fx.dialect import is_random
 
 FACTOR = 8.0
@@ -44,6 +46,41 @@ class _Run(Interpreter):
         if self.see is not None and n.op != "output":
             self.see(n, result)
         return result
+
+
+class Seeded:
+    """A random operator at its n-th call: it draws what `_Run` lets it draw, wherever it runs."""
+
+    def __init__(self, target: Any, seed: int) -> None:
+        self.target, self.seed = target, seed
+        self.__name__ = str(target)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        torch.manual_seed(self.seed)
+        return self.target(*args, **kwargs)
+
+
+def seeded(gm: GraphModule) -> GraphModule | None:
+    """A copy of a graph that draws the same numbers at each run, by ATen; None where it draws none.
+
+    Generated code draws other numbers than ATen does from one seed.
+    """
+    twin = GraphModule(gm, copy.deepcopy(gm.graph))
+    label.rebind(twin.graph)
+    twin.meta.update(gm.meta)
+    draws = collections.Counter[str]()
+    for node in twin.graph.nodes:
+        if is_random(node):
+            draws[str(node.target)] += 1
+            node.target = Seeded(node.target, draws[str(node.target)])
+            node.meta["pinned"] = "its numbers are compared with ATen's"
+    return twin if draws else None
+
+
+def draws_inside(gm: GraphModule) -> bool:
+    """Whether a branch or the body of a loop draws random numbers."""
+    inner = [m for m in gm.modules() if isinstance(m, GraphModule) and m is not gm]
+    return any(is_random(node) for one in inner for node in one.graph.nodes)
 
 
 def clones(inputs: Sequence[Any]) -> list[Any]:

@@ -72,9 +72,9 @@ def write(
         title=f"{by} changed the result.".replace('"""', ""),
         version=__version__,
         torch=torch.__version__,
-        needs=_needs(before, after),
-        before=_source(before),
-        after=_source(after),
+        needs=needs(before, after),
+        before=source(before),
+        after=source(after),
     )
     path.write_text(text)
     torch.save({**sides, "inputs": list(inputs)}, path.with_suffix(".pt"))
@@ -86,12 +86,13 @@ def _constants(gm: GraphModule) -> dict[str, Any]:
     return {name: meta.attribute(gm, name) for name in names}
 
 
-def _source(gm: GraphModule) -> str:
+def source(gm: GraphModule) -> str:
+    """The `forward` of a graph, to stand in a class."""
     code = gm.graph.python_code("self").src
     return textwrap.indent(code.strip("\n"), "    ") + "\n"
 
 
-def _needs(*gms: GraphModule) -> str:
+def needs(*gms: GraphModule) -> str:
     """Where custom operators come from is the reader's to add."""
     ops = {
         node.target.namespace

@@ -14,7 +14,6 @@ from torchgraft import _torch
 from torchgraft.config import Config
 from torchgraft.errors import ResultChanged, first_line
 from torchgraft.fx import label, meta
-from torchgraft.fx.dialect import is_random
 from torchgraft.fx.edit import target_name
 from torchgraft.report import Report
 from torchgraft.verify import compare, samples, script
@@ -148,16 +147,19 @@ class Watch:
         self.report.notes.append(f"undone: {first_line(failure).partition(': ')[2]}")
         return failure.node
 
-    def end(self, run: Callable[[list[Any]], Sequence[Any]], captured: GraphModule) -> str | None:
-        """What differs between the compiled program and the graph as captured, or None."""
+    def end(
+        self, run: Callable[[list[Any]], Sequence[Any]], captured: GraphModule, values: bool = True
+    ) -> str | None:
+        """What differs between the compiled program and the graph as captured, or None; types
+        alone are compared where `values` are not."""
         if self.found is None or self.inputs is None:
             return None
         got = compare.outcome(run, self.inputs)
-        random = any(is_random(node) for node in captured.graph.nodes)
-        if random:
-            self.report.notes.append("random numbers: only types were compared in the end")
+        if compare.draws_inside(captured):
+            self.report.notes.append("random numbers in a branch: only types were compared")
+            values = False
         depth = compare.depth_of(captured)
-        return compare.difference(self.found, got, depth, values=not random, memory=False)
+        return compare.difference(self.found, got, depth, values=values, memory=False)
 
 
 def first_difference(

@@ -3,9 +3,10 @@
 The source is generated from the IR, so `torch.export` and `torch.compile` trace it like code that
 somebody wrote. TorchScript is deprecated upstream; this package is all there is to remove.
 
-`graph` reads the IR, `tree` holds modules and weights, `branches` tells what control flow hangs
-on. The source comes from `writer` (names and expressions), `nodes` (structure and control flow),
-`operators` (by the `templates`, which call `runtime`) and `sizes` (a trace's wrapped numbers).
+`graph` reads the IR, `inline` opens submodules, `tree` holds modules and weights, `branches` tells
+what control flow hangs on. The source comes from `writer` (names and expressions), `nodes`
+(structure and control flow), `operators` (by the `templates`, which call `runtime`) and `sizes`
+(a trace's wrapped numbers).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torchgraft.errors import UnsupportedScript
 from torchgraft.fx.script import branches, nodes
 from torchgraft.fx.script.branches import Branch
 from torchgraft.fx.script.graph import Value
+from torchgraft.fx.script.inline import inline
 from torchgraft.fx.script.tree import Tree
 from torchgraft.fx.script.writer import Writer, is_name, pack
 
@@ -60,7 +62,7 @@ def to_module(script: Any) -> Translated:
     if not function and not hasattr(script, "forward"):
         name = getattr(script, "original_name", type(script).__name__)
         raise UnsupportedScript(name, "", "it has no forward; script a module that calls it")
-    graph = _torch.script_graph(script)
+    graph = _torch.script_graph(script, inline)
     tree = Tree(None if function else script)
     tree.bind(graph)
     _torch.fold_script(graph)

@@ -9,8 +9,10 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from torchgraft.fx.mark import fallback
 from torchgraft.fx.script import operators, sizes
 from torchgraft.fx.script.graph import Block, Node, Value, is_constant, refuse
 from torchgraft.fx.script.runtime import KINDS
@@ -242,11 +244,14 @@ def _body(w: Writer, block: Block, results: Iterable[tuple[str, Value]]) -> None
     w.depth -= 1
 
 
+_BLOCKS = {"no_grad": torch.no_grad, "ScriptedFallback": fallback}
+
+
 @_on("Enter")
 def _enter(w: Writer, node: Node) -> None:
     name = node.input().type().annotation_str.rsplit(".", 1)[-1]
-    if name == "no_grad":
-        w.emit("with torch.no_grad():", node)
+    if name in _BLOCKS:
+        w.emit(f"with {w.keep('block', _BLOCKS[name])}():", node)
         w.depth += 1
         w.emit("pass")
     elif name != "record_function":
@@ -255,7 +260,7 @@ def _enter(w: Writer, node: Node) -> None:
 
 @_on("Exit")
 def _exit(w: Writer, node: Node) -> None:
-    if node.input().type().annotation_str.endswith(".no_grad"):
+    if node.input().type().annotation_str.rsplit(".", 1)[-1] in _BLOCKS:
         w.depth -= 1
 
 

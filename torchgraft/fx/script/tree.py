@@ -13,6 +13,7 @@ from torchgraft import _torch
 from torchgraft.errors import UnsupportedScript
 from torchgraft.fx import mark
 from torchgraft.fx.script.graph import Node, Value, frames_of, is_changed, walk
+from torchgraft.fx.script.inline import SCOPE
 
 Path = tuple[str, ...]
 
@@ -74,18 +75,12 @@ class Tree:
         return None if value is None else self.paths.get(value.unique())
 
     def scope_of(self, node: Node) -> str:
-        """The modules that a trace met a node in, as `path=Class/...`; a saved one has forgotten.
-        `with graft.fallback():` and `with graft.stream(...):` are shown last."""
-        parts = []
-        for part in filter(None, node.scopeName().split("/")):
-            path = part.removeprefix("__module.")
-            try:
-                module = self.script.get_submodule(path)
-            except AttributeError:
-                module = None
-            name = getattr(module, "original_name", "")
-            parts.append(re.sub(r"[^\w./=]", "?", f"{path}={name}", flags=re.ASCII))
-        return "/".join([*parts, *mark.scopes_in_source(frames_of(node))])
+        """The modules that a node comes from, as `path=Class/...`. `with graft.fallback():` and
+        `with graft.stream(...):` that a trace went through are shown last."""
+        known = node.hasAttribute(SCOPE)
+        parts = node.s(SCOPE).split("/") if known else []
+        safe = [re.sub(r"[^\w./=]", "?", part, flags=re.ASCII) for part in parts]
+        return "/".join([*safe, *mark.scopes_in_source(frames_of(node))])
 
     def is_written(self, node: Node) -> bool:
         """Whether the attribute that a node reads is also assigned somewhere."""

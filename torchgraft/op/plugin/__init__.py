@@ -4,6 +4,15 @@ The folder holds copies of the YAML files and the prototypes, the libraries made
 and a manifest in JSON with the hash of each. Nothing in it is a pickle.
 """
 
-from torchgraft.op.plugin.store import FOLDER, Built, Loaded, build, load
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["FOLDER", "Built", "Loaded", "build", "load"]
+from torchgraft.op.plugin.store import FOLDER, Built, Loaded, build, load
+from torchgraft.op.plugin.wire import NPU
+
+__all__ = ["FOLDER", "Built", "Loaded", "build", "functions", "load"]
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    """The operators loaded so far that are Python functions in torch_npu, by name (`npu_x`)."""
+    return NPU.functions()

@@ -5,20 +5,15 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import hashlib
-import os
 import re
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import cpp_extension
 
-from torchgraft.errors import BadPrototype, KernelBuild
+from torchgraft.errors import BadPrototype
+from torchgraft.op import cpp
 from torchgraft.op.constants import tree
 from torchgraft.op.plugin.functions import Entry
 
@@ -27,7 +22,6 @@ if TYPE_CHECKING:
 
 INCLUDE = Path(__file__).parent / "include"
 SPACES = ("op_api", "acl_op")
-_ERROR = re.compile(r"^(.*?:\d+)(?::\d+)?: (?:fatal )?error: (.*)$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +85,7 @@ _GLUE = """\
 #include <torch/library.h>
 
 // Not a static initialiser: what one throws ends the process.
-extern "C" const char* torchgraft_register() noexcept {{
+extern "C" __attribute__((visibility("default"))) const char* torchgraft_register() noexcept {{
   static std::string said;
   static std::vector<torch::Library> kept;
   try {{
@@ -128,16 +122,7 @@ def open_library(path: Path) -> str | None:
 
 def command() -> list[str]:
     """The compiler and the flags that every source is compiled with."""
-    wanted = shlex.split(os.environ.get("CXX", "c++"))
-    tool = shutil.which(wanted[0]) or shutil.which("g++")
-    if tool is None:
-        raise KernelBuild(
-            "npu::*", "C++", "there is no C++ compiler (c++, g++, or what CXX names)."
-        )
-    abi = int(torch.compiled_with_cxx11_abi())
-    flags = ["-O2", "-std=c++20", "-fPIC", "-shared", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
-    paths = [flag for path in cpp_extension.include_paths("cpu") for flag in ("-isystem", path)]
-    return [tool, *wanted[1:], *flags, f"-I{INCLUDE}", *paths]
+    return cpp.command("npu::*", "C++", "op-plugin")
 
 
 def digest(*parts: bytes | str) -> str:
@@ -150,27 +135,7 @@ def digest(*parts: bytes | str) -> str:
 
 
 def compile_source(path: Path, text: str, target: Path) -> list[Path]:
-    """Compile a source with its glue into a library; the files that it read, torch's left out."""
-    links = [flag for one in cpp_extension.library_paths("cpu") for flag in ("-L", one)]
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        unit, made, needs = (Path(scratch, name) for name in ("unit.cpp", "unit.so", "unit.d"))
-        unit.write_text(text)
-        line = [*command(), f"-I{path.parent}", "-MMD", "-MF", str(needs), str(unit)]
-        line += ["-o", str(made), *links, "-lc10", "-ltorch_cpu", "-ltorch"]
-        ran = subprocess.run(line, capture_output=True, text=True)
-        if ran.returncode != 0:
-            log = target.with_suffix(".log")
-            log.write_text(ran.stdout + ran.stderr)
-            raise KernelBuild(f"npu ({path.name})", str(path), first_error(ran.stderr), str(log))
-        made.replace(target)
-        words = needs.read_text().replace("\\\n", " ").split()[1:]
-    known = {Path(word).resolve() for word in words} - {unit.resolve()}
-    return sorted(one for one in known if not one.is_relative_to(INCLUDE))
-
-
-def first_error(said: str) -> str:
-    """The first error of a compiler, with its place; otherwise the first line of what it said."""
-    if found := _ERROR.search(said):
-        return f"{found[1]}: {found[2]}"
-    linked = re.search(r"^.*(?:undefined reference|cannot find).*$", said, re.MULTILINE)
-    return linked[0].strip() if linked else next(iter(said.strip().splitlines()), "it said nothing")
+    """Compile a source with its glue into a library; the files that it read, ours left out."""
+    near = [INCLUDE, path.parent]
+    read = cpp.compile_library(f"npu ({path.name})", str(path), text, target, command(), near)
+    return [one for one in read if not one.is_relative_to(INCLUDE)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,23 @@ from typing import Any
 import torch
 
 from torchgraft.errors import BadFile, BadPrototype, KernelBuild, UnsupportedFile
+from torchgraft.op import cpp, guard
 from torchgraft.op.declare import declare
 from torchgraft.op.header import read_header
 from torchgraft.op.msopgen import read_msopgen
 from torchgraft.op.plugin import native
+from torchgraft.op.plugin.companions import read_atb, read_deprecated
 from torchgraft.op.plugin.derivatives import Derivatives, read_derivatives
 from torchgraft.op.plugin.functions import Entry, Functions, read_functions
 from torchgraft.op.plugin.wire import NPU, resolve
 from torchgraft.op.prototype import Note, Parsed
 
 FOLDER = ".torchgraft"
-FORMAT = 1
+FORMAT = 2
+COMPANIONS = ("derivatives", "deprecated", "atb_ops")
+"""Kinds of YAML files that go with functions, by how their names begin."""
+KEPT = ("functions", *COMPANIONS, "prototypes")
+"""Kinds of files that are kept as they are."""
 _FIX = "Build it again: torchgraft op-plugin."
 
 
@@ -49,6 +54,7 @@ class Read:
 
     entries: dict[str, Entry]
     derivatives: Derivatives
+    deprecated: dict[str, str]
     parsed: tuple[tuple[str, Parsed], ...]
     notes: tuple[Note, ...]
     problems: tuple[str, ...]
@@ -83,9 +89,10 @@ def build(
 ) -> Built:
     """Read the files, compile the C++ kernels that changed, and keep all of it in the folder.
 
-    Files are functions (`.yaml`), derivatives (`derivatives*.yaml`; one beside a functions file is
-    found), kernels (`.cpp`, `.cc`) and prototypes (`.h`, `.json`). When one has an entry that
-    cannot be read, nothing is kept, unless `keep_going`.
+    Files are functions (`.yaml`) and their companions (`derivatives*.yaml`, `deprecated*.yaml`,
+    `atb_ops*.yaml`; those beside a functions file are found), kernels (`.cpp`, `.cc`) and
+    prototypes (`.h`, `.json`). When one has an entry that cannot be read, nothing is kept, unless
+    `keep_going`.
     """
     version = version or "v{}.{}".format(*torch.__version__.split(".")[:2])
     groups = _grouped([Path(file) for file in files])
@@ -100,6 +107,8 @@ def build(
     made = native.implementations(
         {str(path): path.read_bytes() for path in groups["kernels"]}, found.entries.values()
     )
+    if groups["kernels"]:  # a compiler is at hand, so prototypes are checked in C++, too
+        guard.compiled(build=True)
     libraries: list[dict[str, Any]] = []
     compiled: list[str] = []
     kept: list[str] = []
@@ -107,10 +116,7 @@ def build(
         row, fresh = _library(home, path, made[str(path)], old)
         libraries.append(row)
         (compiled if fresh else kept).append(str(path))
-    rows = {
-        kind: [_copy(home, source) for source in sources[kind]]
-        for kind in ("functions", "derivatives", "prototypes")
-    }
+    rows = {kind: [_copy(home, source) for source in sources[kind]] for kind in KEPT}
     manifest = {
         "format": FORMAT,
         "version": version,
@@ -128,10 +134,7 @@ def load(folder: str | os.PathLike[str] = FOLDER) -> Loaded:
     """Declare the operators that `build` kept in a folder. Loading it again changes nothing."""
     home = Path(folder)
     manifest = _manifest(home)
-    sources = {
-        kind: [_kept(home, row) for row in manifest[kind]]
-        for kind in ("functions", "derivatives", "prototypes")
-    }
+    sources = {kind: [_kept(home, row) for row in manifest[kind]] for kind in KEPT}
     found = read(sources, manifest["version"])
     if found.problems and not manifest["keep_going"]:
         raise BadFile(str(home), found.problems, "--keep-going")
@@ -150,6 +153,8 @@ def load(folder: str | os.PathLike[str] = FOLDER) -> Loaded:
         NPU.wire(entry, resolve(entry, found.entries))
     for derivative in found.derivatives.found:
         NPU.derive(derivative, found.entries[derivative.name])
+    for name, instead in found.deprecated.items():
+        NPU.deprecate(name, instead)
     exposed = tuple(one.name for one in found.entries.values() if one.exposed)
     declared = tuple(one.name for _, parsed in found.parsed for one in parsed.prototypes)
     return Loaded(tuple(found.entries), exposed, declared)
@@ -175,6 +180,16 @@ def read(sources: Mapping[str, Sequence[Source]], version: str) -> Read:
         notes += derived.notes
         problems += derived.problems
         formulas += derived.found
+    deprecated: dict[str, str] = {}
+    for source in sources["deprecated"]:
+        names, said, wrong = read_deprecated(source.text, source.name, entries)
+        deprecated |= names
+        notes += said
+        problems += wrong
+    for source in sources["atb_ops"]:
+        said, wrong = read_atb(source.text, source.name)
+        notes += said
+        problems += wrong
     parsed = []
     for source in sources["prototypes"]:
         suffix = Path(source.name).suffix
@@ -187,18 +202,16 @@ def read(sources: Mapping[str, Sequence[Source]], version: str) -> Read:
             if not one.malformed
         ]
     derivatives = Derivatives(tuple(formulas))
-    return Read(entries, derivatives, tuple(parsed), tuple(notes), tuple(problems))
+    return Read(entries, derivatives, deprecated, tuple(parsed), tuple(notes), tuple(problems))
 
 
 def _grouped(files: Sequence[Path]) -> dict[str, list[Path]]:
-    groups: dict[str, list[Path]] = {
-        kind: [] for kind in ("functions", "derivatives", "kernels", "prototypes")
-    }
+    groups: dict[str, list[Path]] = {kind: [] for kind in (*KEPT, "kernels")}
     for path in files:
         if not path.is_file():
             raise UnsupportedFile(path, "there is no such file.", "Check the path.")
         if path.suffix in (".yaml", ".yml"):
-            kind = "derivatives" if path.stem.startswith("derivatives") else "functions"
+            kind = next((one for one in COMPANIONS if path.stem.startswith(one)), "functions")
         elif path.suffix in (".cpp", ".cc", ".cxx"):
             kind = "kernels"
         elif path.suffix in (".h", ".hpp", ".json"):
@@ -209,9 +222,10 @@ def _grouped(files: Sequence[Path]) -> dict[str, list[Path]]:
             raise UnsupportedFile(path, why, fix)
         groups[kind].append(path)
     for path in groups["functions"]:
-        beside = path.with_name("derivatives.yaml")
-        if beside.is_file() and beside not in groups["derivatives"]:
-            groups["derivatives"].append(beside)
+        for kind in COMPANIONS:
+            beside = path.with_name(f"{kind}.yaml")
+            if beside.is_file() and beside not in groups[kind]:
+                groups[kind].append(beside)
     return groups
 
 
@@ -225,7 +239,7 @@ def _library(
     """The row of a library in the manifest, and whether it had to be built."""
     text = native.glue(path.resolve(), made)
     line = native.command()
-    said = subprocess.run([line[0], "--version"], capture_output=True, text=True).stdout
+    said = cpp.version(line[0])
     headers = [one.read_bytes() for one in sorted(native.INCLUDE.rglob("*.h"))]
     fixed = native.digest(text, torch.__version__, said, *line, *headers)
     row = old.get(str(path))
@@ -268,8 +282,7 @@ def _write(path: Path, data: bytes) -> None:
 
 def _sweep(home: Path, manifest: dict[str, Any]) -> None:
     """Remove the files that an earlier build left and this one does not use."""
-    kinds = ("functions", "derivatives", "prototypes", "libraries")
-    used = {home / row["file"] for kind in kinds for row in manifest[kind]}
+    used = {home / row["file"] for kind in (*KEPT, "libraries") for row in manifest[kind]}
     for path in (home / "files").iterdir():
         if path not in used and path.is_file():
             path.unlink()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +29,7 @@ class Space:
         self.library = make(SPACE, "FRAGMENT")
         self.entries: dict[str, Entry] = {}
         self.derived: set[str] = set()
+        self.deprecated: dict[str, str] = {}
         self.bodies: dict[str, Callable[..., Any]] = {}
         self._waiting: set[str] = set()
 
@@ -58,6 +61,28 @@ class Space:
         self.library.impl(entry.name, kernel, "CompositeExplicitAutograd")
         if gen is not None and not any(arg.alias_info for arg in entry.parsed.returns):
             torch.library.register_fake(name, kernel, lib=self.library)
+
+    def deprecate(self, name: str, instead: str) -> None:
+        """Warn at the first call of an op, wherever its kernel is from."""
+        if name in self.deprecated:
+            return
+        self.deprecated[name] = instead
+        said = f"npu::{name} is deprecated" + (f"; use {instead}" if instead else "")
+        below, warned = _torch.below_select(), threading.Lock()
+
+        def warn(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            if warned.acquire(blocking=False):  # never released: once
+                warnings.warn(said, FutureWarning, stacklevel=2)
+            base, _, overload = name.partition(".")
+            op = getattr(getattr(torch.ops.npu, base), overload or "default")
+            return op.redispatch(keys & below, *args, **kwargs)
+
+        self.library.impl(name, warn, "BackendSelect", with_keyset=True)
+
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """The operators that op-plugin makes Python functions of (`torch_npu.npu_x`), by name."""
+        exposed = {entry.name.partition(".")[0] for entry in self.entries.values() if entry.exposed}
+        return {name: getattr(torch.ops.npu, name) for name in sorted(exposed)}
 
     def adopt(self, name: str, text: str, where: str) -> bool:
         """Whether an entry has defined this op and has no kernel; see `Table.adopt`."""

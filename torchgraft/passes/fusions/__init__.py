@@ -1,10 +1,17 @@
 """Fusions that real models ask for, as patterns. `Config(patterns=[graft.fusions.rms_norm])`.
 
-None of them is registered; `ALL` has every one by name. Each keeps the program's results, up to
-rounding; `softmax_dropout` alone changes them on purpose. docs/patterns.md says what each is worth.
-Give one a kernel of your own with `rms_norm.using(lambda m: my_kernel(m.x, m.weight, m.eps))`.
+`ALL` has every one by name. Those that were measured to win are on by default (`DEFAULT`) unless
+`Config(fusions=False)`. Each keeps the program's results, up to rounding; `softmax_dropout` alone
+changes them on purpose. docs/patterns.md says what each is worth. Give one a kernel of your own
+with `rms_norm.using(lambda m: my_kernel(m.x, m.weight, m.eps))`.
 """
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchgraft.errors import NoMatch
 from torchgraft.passes.fusions.attention import (
     attention,
     attention_upcast,
@@ -16,6 +23,10 @@ from torchgraft.passes.fusions.attention import (
 from torchgraft.passes.fusions.mlp import gelu_fast, gelu_tanh, swiglu
 from torchgraft.passes.fusions.norm import residual_norm, rms_norm
 from torchgraft.passes.fusions.weights import conv_bn, dequantize_matmul
+from torchgraft.passes.pattern.define import Pattern
+from torchgraft.passes.pattern.rewrite import Match
+
+aten = torch.ops.aten
 
 ALL = {
     fusion.name: fusion
@@ -37,4 +48,28 @@ ALL = {
 }
 """Every fusion by name, in the order to run them in."""
 
-__all__ = [*ALL, "ALL"]
+
+def _unmasked(m: Match) -> Any:
+    if m.mask is not None:
+        raise NoMatch("a row that the mask hides as a whole would be 0 instead of NaN")
+    return _measured(attention)(m)
+
+
+def _measured(fusion: Pattern) -> Callable[[Match], Any]:
+    """The replacement, where it was measured: in generated code on a CPU."""
+
+    def replace(m: Match) -> Any:
+        if m.nodes[0].meta["val"].device.type != "cpu":
+            raise NoMatch("its effect was measured on a CPU only")
+        return fusion.replacement(m) if fusion.replacement is not None else None
+
+    return replace
+
+
+DEFAULT: dict[Pattern, tuple[Any, ...]] = {
+    rotary.using(_measured(rotary)): (aten.neg.default, aten.cat.default, aten.slice.Tensor),
+    attention.using(_unmasked): (aten._softmax.default, aten.bmm.default),
+}
+"""The fusions that are on by default, and operators that a graph must have for each."""
+
+__all__ = [*ALL, "ALL", "DEFAULT"]

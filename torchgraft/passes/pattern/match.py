@@ -16,6 +16,7 @@ from torchgraft.passes.pattern import trace
 from torchgraft.passes.pattern.search import Index, Miss, Search, readers, said
 from torchgraft.passes.pattern.slots import Slot
 from torchgraft.passes.pattern.trace import Part, Template
+from torchgraft.plan import MAIN
 
 _CAST = torch.ops.aten._to_copy.default
 
@@ -49,6 +50,11 @@ class Found:
             self.parts[o] if isinstance(o, Part) else self.slots[o.name]
             for o in self.template.outputs
         ]
+
+    @property
+    def place(self) -> Node:
+        """Where a replacement goes: the first node whose value the pattern gives."""
+        return min(node for node in self.outputs if isinstance(node, Node))
 
 
 class Finder:
@@ -160,7 +166,7 @@ def _outside(found: Found) -> Miss | None:
             if user not in inside:
                 who = "the program returns it" if user.op == "output" else f"{said(user)} uses it"
                 return Miss(total, total, f"{said(node)} has another user: {who}", node)
-    streams = {node.meta.get("stream") for node in inside}
+    streams = {node.meta.get("stream") or MAIN for node in inside}
     if len(streams) > 1:
         names = ", ".join(sorted(map(repr, streams)))
         return Miss(total, total, f"its nodes are on different streams: {names}", min(inside))

@@ -13,6 +13,7 @@ from torch.fx.node import map_arg
 
 from torchgraft import _torch
 from torchgraft.config import Config
+from torchgraft.convert.net import Net, Value
 from torchgraft.errors import BadReplacement, NoMatch, UnknownName
 from torchgraft.fx import dialect, meta
 from torchgraft.fx.edit import Graph
@@ -28,11 +29,13 @@ class Match:
 
     `m.x` is a tensor to compute with, a number, a list of them or None; `m["0"]` is the same for
     names that are not Python's. Shapes, dtypes and devices are those of the graph. Inside
-    `.replace(nodes=True)` tensors are the graph's nodes, and `m.graph` makes new ones.
+    `.replace(nodes=True)` tensors are the graph's nodes; `m.graph` and `m.net`, a `graft.Net`, make
+    new ones.
     """
 
     def __init__(self, found: Found, values: Mapping[str, Any], graph: Graph) -> None:
         self._found, self._values, self.graph = found, values, graph
+        self.net = Net(graph.gm, found.place)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:
@@ -48,6 +51,11 @@ class Match:
     def nodes(self) -> list[Node]:
         """The nodes that matched, in the pattern's order."""
         return self._found.nodes
+
+    @property
+    def outputs(self) -> list[Any]:
+        """What the pattern returns, as nodes of the graph."""
+        return self._found.outputs
 
     def node(self, name: str, number: int = 0) -> Node:
         """The node of an argument (`m.node("x")`) or of an operator: `m.node("mul", 1)` is the
@@ -78,6 +86,18 @@ def _constant(node: Node) -> bool:
     return dialect.is_pure(node) and all(map(_constant, node.all_input_nodes))
 
 
+class _Graph(Graph):
+    """A graph that remembers the calls made in it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.made: list[Node] = []
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        self.made.append(super().call(target, *args, **kwargs))
+        return self.made[-1]
+
+
 @dataclasses.dataclass
 class Outcome:
     """What a pattern did to a graph."""
@@ -106,7 +126,7 @@ def apply(
                     if not hits:
                         first()
                     if pattern.replacement is not None:
-                        _replace(pattern, found, Graph(index.gm, (), config))
+                        _replace(pattern, found, _Graph(index.gm, (), config))
                 except NoMatch as refusal:
                     finder.note(_refused(refusal, found))
                     continue
@@ -136,8 +156,12 @@ def _make(pattern: Any, found: Found, graph: Graph) -> tuple[GraphModule | None,
     """What the replacement gives, checked: a graph and its outputs, or nodes that it built."""
     made: GraphModule | None = None
     if pattern.builds_nodes:
-        result = pattern.replacement(Match(found, found.slots, graph))
-        new = list(result) if isinstance(result, (tuple, list)) else [result]
+        match = Match(found, found.slots, graph)
+        result = pattern.replacement(match)
+        given = list(result) if isinstance(result, (tuple, list)) else [result]
+        new = [one.node if isinstance(one, Value) else one for one in given]
+        for node in (*match.net.made, *getattr(graph, "made", ())):
+            node.meta |= {k: v for k, v in _marks(found.place).items() if k not in node.meta}
     else:
         made, new = _trace(pattern, found, graph)
     _check(pattern, found.outputs, new, found.line)
@@ -145,8 +169,7 @@ def _make(pattern: Any, found: Found, graph: Graph) -> tuple[GraphModule | None,
 
 
 def _replace(pattern: Any, found: Found, graph: Graph) -> None:
-    gm, old = graph.gm, found.outputs
-    place = min(n for n in old if isinstance(n, Node))
+    gm, old, place = graph.gm, found.outputs, found.place
     made, new = _make(pattern, found, graph)
     if made is not None:
         new = _inline(gm, made, new, place, [found.slots[slot.name] for slot in pattern.slots])
@@ -245,8 +268,7 @@ def _inline(
     """Copy the replacement's nodes into the graph, before `place`."""
     env: dict[Node, Any] = {}
     sources = matching.nodes_in(bound)
-    kept = ("stack_trace", "stream", "after", "scope")
-    marks = {key: place.meta[key] for key in kept if key in place.meta}
+    marks = _marks(place)
     with gm.graph.inserting_before(place):
         for node in made.graph.nodes:
             if node.op == "placeholder":
@@ -260,6 +282,12 @@ def _inline(
                 env[node] = gm.graph.node_copy(node, env.__getitem__)
                 env[node].meta = {"val": node.meta["val"], **marks}
     return [map_arg(value, env.__getitem__) for value in new]
+
+
+def _marks(place: Node) -> dict[str, Any]:
+    """What a replacement takes over from a match: its line, modules, block and stream."""
+    keys = ("stack_trace", "nn_module_stack", "custom", "stream", "after", "scope")
+    return {key: place.meta[key] for key in keys if key in place.meta}
 
 
 def _free(gm: GraphModule, stem: str) -> str:

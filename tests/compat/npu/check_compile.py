@@ -1,0 +1,41 @@
+"""Programs that are compiled, on the device: every node by its operator, on the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import torchgraft as graft
+from torchgraft.compat import simulated
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2)).npu()
+
+
+@pytest.mark.parametrize("mode", ["eager", "default"])
+@pytest.mark.filterwarnings("ignore:torchgraft")
+def test_compile(model: nn.Module, mode: str) -> None:
+    x = torch.randn(3, 4, device="npu")
+    compiled = torch.compile(model, backend="torchgraft", options={"mode": mode})
+    for seed in range(3):
+        with simulated.adversary(seed):
+            found = compiled(x)
+            torch.testing.assert_close(found, model(x))
+    found.sum().backward()
+    grads = [one.grad.clone() for one in model.parameters()]
+    model.zero_grad()
+    model(x).sum().backward()
+    for one, grad in zip(model.parameters(), grads, strict=True):
+        torch.testing.assert_close(grad, one.grad)
+
+
+@pytest.mark.filterwarnings("ignore:torchgraft")
+def test_the_report_says_why_no_code_was_made(model: nn.Module) -> None:
+    x = torch.randn(3, 4, device="npu")
+    compiled = graft.compile(model.eval(), (x,))
+    torch.testing.assert_close(compiled(x), model(x))
+    assert "no code is generated for the device npu" in str(compiled.report)

@@ -1,0 +1,99 @@
+"""Torch's own samples of its operators, on the device and on the CPU."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+
+RANDOM = (
+    "dropout", "rand", "normal", "bernoulli", "multinomial", "uniform", "exponential", "geometric",
+    "cauchy", "empty", "rrelu", "lowrank", "fractional", "multi_head", "jiter",
+)  # fmt: skip
+# Sparse tensors are not on the device; a split is asked for with indices of the host; views into
+# the middle of a storage are other views of a copy; a copy to pinned memory is not waited for.
+ELSEWHERE = ("sparse", "tensor_split", "as_strided", "to", "scaled_dot_product_attention")
+
+
+def there(value: Any) -> Any:
+    def move(one: Any) -> Any:
+        if not isinstance(one, torch.Tensor):
+            return one
+        return one.detach().npu().requires_grad_(one.requires_grad)
+
+    return pytree.tree_map(move, value)
+
+
+def here(value: Any) -> Any:
+    return pytree.tree_map(
+        lambda one: one.detach().cpu() if isinstance(one, torch.Tensor) else one, value
+    )
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    leaves = pytree.tree_flatten(value)[0]
+    return [one for one in leaves if isinstance(one, torch.Tensor) and one.requires_grad]
+
+
+def samples(op: Any, dtype: torch.dtype, grad: bool) -> Iterator[tuple[Any, Any, Any]]:
+    """The first two that the CPU takes: input, arguments, and what comes out."""
+    for sample in list(op.sample_inputs("cpu", dtype, requires_grad=grad))[:2]:
+        args = (sample.input, *sample.args), sample.kwargs
+        try:
+            yield (*args, op(*args[0], **args[1]))
+        except (RuntimeError, ValueError, NotImplementedError):
+            continue
+
+
+def compare(dtype: torch.dtype, grad: bool, letters: str) -> tuple[int, dict[str, str]]:
+    """How many samples agree, and the operators that do not."""
+    agree, wrong = 0, {}
+    for op in op_db:
+        name = op.name.rpartition(".")[2]
+        if name[0] not in letters or dtype not in op.dtypes or (grad and not op.supports_autograd):
+            continue
+        if op.name in ELSEWHERE or any(word in op.name for word in (*RANDOM, *ELSEWHERE[:2])):
+            continue
+        for args, kwargs, expected in samples(op, dtype, grad):
+            moved, options = there((args, kwargs))
+            options = {k: "npu" if k == "device" else v for k, v in options.items()}
+            try:
+                found = op(*moved, **options)
+                torch.testing.assert_close(
+                    here(found), here(expected), equal_nan=True, rtol=1e-4, atol=1e-4
+                )
+                if grad and tensors(expected):
+                    pair = [
+                        torch.autograd.grad([o.abs().sum() for o in tensors(out)], tensors(into),
+                                            allow_unused=True)
+                        for out, into in ((expected, (args, kwargs)), (found, (moved, options)))
+                    ]  # fmt: skip
+                    torch.testing.assert_close(
+                        here(pair[1]), here(pair[0]), equal_nan=True, rtol=1e-3, atol=1e-3
+                    )
+                agree += 1
+            except Exception as error:
+                wrong[op.name] = f"{type(error).__name__}: {str(error)[:200]}"
+    return agree, wrong
+
+
+@pytest.mark.parametrize(
+    ("dtype", "grad", "letters"),
+    [
+        (torch.float32, True, "acegikmoqsuwy_"),
+        (torch.int64, False, "bdfhjlnprtvxz"),
+        (torch.complex64, False, "aeilmstv"),
+    ],
+)
+def test_operators_agree_with_the_cpu(dtype: torch.dtype, grad: bool, letters: str) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        agree, wrong = compare(dtype, grad, letters)
+    assert not wrong
+    assert agree > 150

@@ -1,0 +1,234 @@
+"""Torch-AIE and MindIE-Torch: the shapes of script that their model zoos hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchgraft as graft
+from torchgraft.errors import InputMismatch
+
+Script = Callable[[str], dict[str, Any]]
+HALF = {"rtol": 1e-2, "atol": 1e-2}
+FULL = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.mark.feature("torch_aie", "compile a traced module, Input by position")
+@pytest.mark.parametrize("name", ["aie_converter", "aie_quantize"])
+def test_a_tutorial_runs_as_it_is(script: Script, name: str) -> None:
+    ran = script(f"{name}.py")
+    torch.testing.assert_close(ran["result"], ran["expected"], **HALF)
+    assert isinstance(ran["compiled"], torch.jit.ScriptModule)
+
+
+@pytest.mark.feature("torch_aie", "gears, ranges, save and torch.jit.load, export_engine")
+@pytest.mark.feature("mindietorch", "compile, Stream, stream, synchronize, finalize")
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [("swin", HALF), ("espnet", FULL), ("resnext", FULL), ("bert", FULL), ("whisper", HALF)],
+)
+def test_a_model_zoo_script_runs_as_it_is(script: Script, name: str, close: Any) -> None:
+    ran = script(f"zoo_{name}.py")
+    torch.testing.assert_close(ran["result"], ran["expected"], **close)
+
+
+@pytest.mark.feature("torch_aie", "a saved module in another process")
+def test_a_module_that_a_process_has_not_compiled_is_compiled(ascend: Path) -> None:
+    import torch_aie
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x + y, x - y
+
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    traced = torch.jit.trace(Net(), (x, y))
+    torch_aie.compile(traced, inputs=[torch_aie.Input((2, 3))] * 2).save("net.ts")
+    torch_aie.finalize()  # forgets its programs, as a new process has none
+    sums, differences = torch.jit.load("net.ts")(x, y)
+    assert torch.equal(sums, x + y)
+    assert torch.equal(differences, x - y)
+    broken = torch.jit.load("net.ts")
+    broken.engine.zero_()
+    with pytest.raises(Exception, match="its engine cannot be read"):
+        broken(x, y)
+
+
+@pytest.mark.feature("torch_aie", "scripted modules, with branches and lists")
+def test_a_scripted_module_keeps_its_branches(ascend: Path) -> None:
+    import torch_aie
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            if bool(x.sum() > 0):
+                x = x * 2
+            return [x, x + 1]
+
+    compiled = torch_aie.compile(torch.jit.script(Net()), inputs=[torch_aie.Input((2,))])
+    for x in (torch.ones(2), -torch.ones(2)):
+        for one, two in zip(compiled(x), Net()(x), strict=True):
+            assert torch.equal(one, two)
+
+
+@pytest.mark.feature("torch_aie", "PrecisionPolicy FP16, PREF_FP16, FP32, PREF_FP32")
+def test_a_precision_is_really_computed_in(ascend: Path) -> None:
+    import torch_aie
+
+    class Third(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x + 2048.0) - 2048.0
+
+    x = torch.full((4,), 1 / 3)
+    traced = torch.jit.trace(Third(), x)
+    policy = torch_aie.PrecisionPolicy
+
+    def run(chosen: Any, **more: Any) -> torch.Tensor:
+        spec = {"inputs": [torch_aie.Input((4,))], "precision_policy": chosen, **more}
+        result: torch.Tensor = torch_aie.compile(traced, **spec)(x)
+        return result
+
+    half = ((x.half() + 2048) - 2048).float()
+    for chosen in (policy.FP16, policy.PREF_FP16):
+        assert torch.equal(run(chosen), half)
+        assert run(chosen).dtype == torch.float32
+    for chosen in (policy.FP32, policy.PREF_FP32):
+        assert torch.equal(run(chosen), traced(x))
+
+
+@pytest.mark.feature("torch_aie", "truncate_long_and_double")
+def test_doubles_are_floats_where_that_is_allowed(ascend: Path) -> None:
+    import torch_aie
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return (x.double() + 1e-9).float() - x
+
+    traced = torch.jit.trace(double, torch.ones(2))
+
+    class Double(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.double() + 1e-9) - 1.0
+
+    traced = torch.jit.trace(Double(), torch.ones(2))
+    given = [torch_aie.Input((2,))]
+    assert (torch_aie.compile(traced, inputs=given)(torch.ones(2)) == 0).all()
+    exact = torch_aie.compile(traced, inputs=given, truncate_long_and_double=False)
+    assert (exact(torch.ones(2)) > 0).all()
+
+
+@pytest.mark.feature("torch_aie", "unbounded dims (-1)")
+def test_a_dim_without_bounds(ascend: Path) -> None:
+    import mindietorch
+
+    traced = torch.jit.trace(torch.nn.Linear(3, 2), torch.ones(4, 3))
+    given = [mindietorch.Input(min_shape=(-1, 3), max_shape=(-1, 3))]
+    compiled = mindietorch.compile(traced, inputs=given)
+    for rows in (1, 5, 700):
+        torch.testing.assert_close(compiled(torch.ones(rows, 3)), traced(torch.ones(rows, 3)))
+
+
+@pytest.mark.feature("torch_aie", 'ir="ts", "dynamo", "torch_compile"; backend="mindie"')
+def test_every_front_end(ascend: Path) -> None:
+    import mindietorch
+
+    net, x = torch.nn.Linear(3, 2).eval(), torch.ones(4, 3)
+    given = [mindietorch.Input((4, 3))]
+    exported = torch.export.export(net, (x,))
+    traced = torch.jit.trace(net, x)
+    compiled = [
+        mindietorch.compile(traced, ir="ts", inputs=given),
+        mindietorch.compile(net, ir="dynamo", inputs=given),
+        mindietorch.compile(exported, inputs=None),
+        mindietorch.compile(net, ir="torch_compile"),
+        torch.compile(net, backend="mindie", options={"min_block_size": 1}),
+    ]
+    for one in compiled:
+        torch.testing.assert_close(one(x), net(x))
+    with pytest.raises(TypeError, match="takes a ScriptModule, got Linear"):
+        mindietorch.compile(net, ir="ts", inputs=given)
+    with pytest.raises(ValueError, match=r"gears .* are for TorchScript"):
+        mindietorch.compile(net, ir="dynamo", inputs=[given, given])
+
+
+@pytest.mark.feature("torch_aie", "require_full_compilation, torch_executed_ops, min_block_size")
+def test_fallback_is_asked_for_and_refused(ascend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch_aie
+
+    monkeypatch.setenv("TORCHGRAFT_MODE", "default")
+    traced = torch.jit.trace(torch.nn.Tanh(), torch.ones(2))
+    arguments = {"inputs": [torch_aie.Input((2,))], "torch_executed_ops": ["aten::tanh"]}
+    with pytest.warns(UserWarning, match="nothing was compiled"):
+        torch_aie.compile(traced, **arguments)
+    with pytest.raises(graft.GraftError, match="tanh"):
+        torch_aie.compile(traced, require_full_compilation=True, **arguments)
+
+
+@pytest.mark.feature("torch_aie", "soc_version, allow_tensor_replace_int", "idle")
+def test_what_has_no_meaning_here_is_said_once(ascend: Path) -> None:
+    import torch_aie
+
+    traced = torch.jit.trace(torch.nn.ReLU(), torch.ones(2))
+    arguments = {"inputs": [torch_aie.Input((2,))], "soc_version": "Ascend910B4"}
+    with pytest.warns(UserWarning, match="soc_version: the program is compiled for the machine"):
+        torch_aie.compile(traced, **arguments)
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        torch_aie.compile(traced, **arguments)
+    with pytest.raises(ValueError, match="soc_version: expected one of Ascend310P1"):
+        torch_aie.compile(traced, inputs=arguments["inputs"], soc_version="Ascend1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"optimization_level": 3}, "from 0 to 2"),
+        ({"min_block_size": 1025}, "from 0 to 1024"),
+        ({"precision_policy": "FP16"}, "expected a PrecisionPolicy"),
+        ({"default_buffer_size_vec": [0]}, "from 1 to 36864"),
+        ({"require_full_compilation": 1}, "expected True or False"),
+    ],
+)
+def test_arguments_are_checked(ascend: Path, arguments: Any, said: str) -> None:
+    import torch_aie
+
+    traced = torch.jit.trace(torch.nn.ReLU(), torch.ones(2))
+    with pytest.raises(ValueError, match=said):
+        torch_aie.compile(traced, inputs=[torch_aie.Input((2,))], **arguments)
+    with pytest.raises(TypeError, match="unexpected argument 'soc'"):
+        torch_aie.compile(traced, inputs=[torch_aie.Input((2,))], soc="Ascend310P3")
+
+
+@pytest.mark.feature("torch_aie", "Input: shape, min_shape, max_shape, dtype, format, name")
+def test_inputs_are_checked(ascend: Path) -> None:
+    import torch_aie
+
+    one = torch_aie.Input(
+        shape=[1, 3], dtype=torch_aie.dtype.INT32, format=torch_aie.TensorFormat.ND
+    )
+    assert (one.shape, one.dtype, one.shape_mode.name) == ((1, 3), torch.int32, "STATIC")
+    for arguments, said in [
+        ({}, "expected shape, or min_shape and max_shape"),
+        ({"min_shape": (1,)}, "are needed both"),
+        ({"min_shape": (2,), "max_shape": (1,)}, "is more than max_shape"),
+        ({"min_shape": (-1,), "max_shape": (5,)}, "-1 must stand in both"),
+        ({"shape": (1,) * 9}, "at most 8 sizes"),
+        ({"shape": (-1,)}, "from 0 on"),
+        ({"shape": (1,), "dtype": torch_aie.dtype.STRING}, "expected a torch.dtype"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            torch_aie.Input(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_call_that_was_not_declared_names_the_size(ascend: Path) -> None:
+    import torch_aie
+
+    traced = torch.jit.trace(torch.nn.ReLU(), torch.ones(2, 3))
+    gears = [[torch_aie.Input((2, 3))], [torch_aie.Input((4, 3))]]
+    compiled = torch_aie.compile(traced, inputs=gears)
+    assert compiled(torch.ones(4, 3)).shape == (4, 3)
+    with pytest.raises((InputMismatch, RuntimeError), match="3"):
+        compiled(torch.ones(3, 3))

@@ -1,0 +1,209 @@
+"""`torchgraft run`, `--check`, `compat-path`, and `install`: how a script gets at the packages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import torchgraft as graft
+import torchgraft.compat
+from torchgraft.cli import main
+from torchgraft.compat import check, device
+from torchgraft.errors import NotOnThisDevice, WouldShadow
+
+ROOT = Path(__file__).parents[2]
+
+
+def torchgraft_command(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "torchgraft", *args]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.feature("torchgraft", "run SCRIPT ARGS: as __main__, its own argv and sys.path")
+def test_a_script_runs_as_main(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("VALUE = 7\n")
+    (tmp_path / "script.py").write_text(
+        "import sys, torch, torchair, beside\n"
+        "assert __name__ == '__main__'\n"
+        "x = torch.ones(2, device='npu:0').npu()\n"
+        "print(sys.argv[1:], beside.VALUE, x.is_npu, torch.device('npu').type)\n"
+        "model = torch.compile(lambda x: x + 1, backend='npu')\n"
+        "print(model(x))\n"
+        "raise KeyError('mine')\n"
+    )
+    ran = torchgraft_command(
+        "run", "--device", "cpu", "--mode", "eager", "script.py", "a", "--check", cwd=tmp_path
+    )
+    assert ran.stdout.splitlines() == ["['a', '--check'] 7 True cpu", "tensor([2., 2.])"]
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[:2] == [
+        "Traceback (most recent call last):",
+        '  File "script.py", line 7, in <module>',
+    ]
+    assert ran.stderr.splitlines()[-1] == "KeyError: 'mine'"
+
+
+@pytest.mark.feature("torchgraft", "compat-path: a test suite with the packages on PYTHONPATH")
+def test_a_path_is_enough(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(main, ["compat-path"])
+    assert shown.exit_code == 0, shown.output
+    (tmp_path / "test_it.py").write_text(
+        "import torch_aie, torch\n"
+        "def test_it():\n"
+        "    assert torch.ones(1).to('npu:0').device.type == 'cpu'\n"
+        "    torch.ops.air.scope_exit\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": shown.output.strip(), device.VARIABLE: "cpu"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "1 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+@pytest.mark.feature("torchgraft", "run --check: what will not work, without running")
+def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, torchair as air\n"
+        "from torchair.llm_datadist import create_npu_tensors\n"
+        "from torchair.ge import Const, Nothing\n"
+        "raise SystemExit('this must not run')\n"
+        "config = air.CompilerConfig()\n"
+        "config.ge_config.oo_level = 'O1'\n"
+        "config.debug.run_eagerly = True\n"
+        "air.npu_format_cast_via_cpu(1)\n"
+        "torch.ops.aie.flash_attention(1)\n"
+        "air.scope.npu_stream_switch('s')\n"
+    )
+    found = check.check(script)
+    assert [(problem.line, problem.what, problem.fatal) for problem in found] == [
+        (2, "torchair.llm_datadist.create_npu_tensors", True),
+        (3, "torchair.ge.Nothing", True),
+        (6, "ge_config.oo_level", False),
+        (8, "torchair.npu_format_cast_via_cpu", True),
+        (9, "torch.ops.aie", True),
+        (9, "torch.ops.aie.flash_attention", True),
+    ]
+    shown = CliRunner().invoke(main, ["run", "--check", str(script)])
+    assert shown.exit_code == 1
+    assert f"{script}:6: ge_config.oo_level: without effect: " in shown.output
+    script.write_text("import torchair\n")
+    shown = CliRunner().invoke(main, ["run", "--check", str(script)])
+    assert (shown.exit_code, shown.output) == (0, "")
+
+
+def test_an_installed_package_is_not_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torchair.py").write_text("REAL = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(WouldShadow, match=r"torchair: .*torchair\.py\nRun the script with plain"):
+        torchgraft.compat.install()
+    with pytest.raises(WouldShadow):
+        torchgraft.compat.python_path()
+    torchgraft.compat.install(force=True)
+    import torchair
+
+    assert not hasattr(torchair, "REAL")
+    torchgraft.compat.uninstall()
+    sys.modules.pop("torchair", None)
+    import torchair as real
+
+    assert real.REAL
+    sys.modules.pop("torchair", None)
+
+
+@pytest.mark.feature(
+    "torch_npu", '.npu(), "npu:0", device="npu", torch.device("npu") on cpu or cuda'
+)
+def test_every_spelling_of_the_device(ascend: Path) -> None:
+    for made in (
+        torch.ones(2).npu(),
+        torch.ones(2).npu(0),
+        torch.ones(2).to("npu:0"),
+        torch.ones(2, device="npu"),
+        torch.tensor([1.0, 1.0], device=torch.device("npu", 0)),
+        torch.nn.Linear(2, 2).npu().weight.detach(),
+        torch.nn.Linear(2, 2, device="npu:0").weight.detach(),
+        torch.nn.Linear(2, 2).to("npu").weight.detach(),
+    ):
+        assert made.device.type == "cpu"
+        assert made.is_npu  # type: ignore[attr-defined]
+    torch.save(torch.ones(1), "one.pt")
+    assert torch.load("one.pt", map_location="npu:0").device.type == "cpu"
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        return x.to("npu") + torch.zeros(2, device="npu:0")
+
+    compiled = torch.compile(inside, backend="npu", fullgraph=True)
+    assert (compiled(torch.ones(2)) == 1).all()
+    found = []
+    thread = threading.Thread(target=lambda: found.append(torch.ones(1, device="npu").device.type))
+    thread.start()
+    thread.join()
+    assert found == ["cpu"]
+
+
+@pytest.mark.feature(
+    "torch_npu", "torch.npu: streams, events, synchronize, device_count, memory, seeds"
+)
+def test_the_module_of_the_device(ascend: Path) -> None:
+    npu = torch.npu  # type: ignore[attr-defined]
+    stream, start, end = npu.Stream(), npu.Event(enable_timing=True), npu.Event(enable_timing=True)
+    with npu.stream(stream):
+        assert npu.current_stream() is stream
+        start.record()
+        end.record(stream)
+    assert npu.current_stream() is npu.default_stream()
+    npu.current_stream().wait_stream(stream)
+    npu.synchronize()
+    assert start.elapsed_time(end) >= 0
+    assert stream.query()
+    assert npu.is_available()
+    assert npu.device_count() == 1
+    npu.set_device("npu:0")
+    with pytest.raises(NotOnThisDevice, match=r"torch.npu.NPUGraph needs an NPU. .*--device npu"):
+        _ = npu.NPUGraph
+
+
+def test_the_device_is_given_back(ascend: Path) -> None:
+    device.deactivate()
+    assert not hasattr(torch, "npu")
+    assert not hasattr(torch.Tensor, "npu")
+    with pytest.raises(RuntimeError, match="npu"):
+        torch.ones(1).to("npu")
+
+
+@pytest.mark.feature("torch_npu", "torch.npu streams and events inside a compiled model")
+def test_streams_of_torch_npu_are_marks_of_the_graph(ascend: Path) -> None:
+    npu = torch.npu  # type: ignore[attr-defined]
+    outer, event = npu.Stream(), npu.Event()
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        main, inner = npu.current_stream(), npu.Stream()
+        inner.wait_stream(main)
+        with npu.stream(inner):
+            sine = x.sin()
+        with npu.stream(outer):
+            cosine = x.cos()
+            event.record()
+        main.wait_stream(inner)
+        event.wait()
+        return sine + cosine
+
+    compiled = torch.compile(model, backend="npugraph_ex", fullgraph=True)
+    x = torch.randn(3)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), x.sin() + x.cos())
+    assert sum(any(n.op == "aten.sin.default" for n in r.nodes) for r in graft.reports()) == 1
+    streams = {node.op: node.stream for node in graft.reports()[-1].nodes}
+    assert streams["aten.cos.default"] == outer.label
+    assert len({streams[f"aten.{op}"] for op in ("sin.default", "cos.default", "add.Tensor")}) == 3
+    torch.testing.assert_close(model(x), x.sin() + x.cos())

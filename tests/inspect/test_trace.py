@@ -1,0 +1,229 @@
+"""Timelines of plans, profiles of programs, and traces that viewers can read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from samples import compiled
+from torch import Tensor
+
+import torchgraft as graft
+from torchgraft.inspect import trace
+from torchgraft.inspect.cost import costs
+from torchgraft.inspect.timeline import Arrow, measured, predict
+from torchgraft.plan import Buffer, Plan
+
+FORK = Plan.parse("""\
+def plan(b0):
+    record('main', 'entry')
+    b1 = launch('main', 'long', b0)
+    wait('side', 'entry')
+    b2 = launch('side', 'short', b0)
+    b3 = launch('side', 'next', b2)
+    free('side', b2)
+    record('side', 'done')
+    wait('main', 'done')
+    b4 = launch('main', 'join', b1, b3)
+    free('main', b1)
+    free('main', b3)
+    return (b4,)""")
+SIZES = {Buffer(i): 10**i for i in range(5)}
+
+
+def test_a_prediction_waits_only_where_the_plan_does() -> None:
+    line = predict(FORK, [5.0, 1.0, 2.0, 1.0], SIZES)
+    assert [(s.kernel, s.stream, s.start, s.end) for s in line.spans] == [
+        ("long", "main", 0.0, 5.0),
+        ("short", "side", 0.0, 1.0),
+        ("next", "side", 1.0, 3.0),
+        ("join", "main", 5.0, 6.0),
+    ]
+    assert line.arrows == (Arrow("done", 2, 3),)
+    assert [s.kernel for s in line.spans if s.critical] == ["long", "join"]
+    assert line.seconds == 6.0
+    # b1 and b2 from the start, b3 from 1 on, b2 is freed at 3, b4 comes at 5, then b1 and b3 go.
+    assert line.memory == ((0.0, 110), (1.0, 1110), (3.0, 1010), (5.0, 11010), (6.0, 10000))
+
+
+def test_the_critical_path_may_cross_streams() -> None:
+    line = predict(FORK, [1.0, 2.0, 2.0, 1.0], SIZES)
+    assert [s.kernel for s in line.spans if s.critical] == ["short", "next", "join"]
+    taken = measured(FORK, [(0.0, 1.0), (0.5, 2.5), (2.5, 4.0), (4.5, 5.0)], SIZES)
+    assert [s.kernel for s in taken.spans if s.critical] == ["short", "next", "join"]
+    assert taken.seconds == 5.0
+
+
+# --- The trace-event format, as its document describes it ---
+
+COMMON = {"ph": str, "pid": int, "tid": int, "name": str}
+FIELDS: dict[str, dict[str, Any]] = {
+    "M": {"args": dict},
+    "X": {"ts": float, "dur": float, "cat": str, "args": dict},
+    "s": {"ts": float, "id": int, "cat": str},
+    "f": {"ts": float, "id": int, "cat": str, "bp": str},
+    "C": {"ts": float, "args": dict},
+}
+
+
+def check_trace(data: dict[str, Any]) -> None:
+    """Raise unless every event has its fields, each flow begins and ends inside a slice, slices
+    of a track do not overlap, and every track has a name."""
+    data = json.loads(json.dumps(data, allow_nan=False))
+    assert set(data) == {"traceEvents", "displayTimeUnit"}
+    assert data["displayTimeUnit"] in ("ms", "ns")
+    events = data["traceEvents"]
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    slices: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    flows: dict[int, dict[str, Any]] = {}
+    for event in events:
+        wanted = {**COMMON, **FIELDS[event["ph"]]}
+        assert set(event) == set(wanted), event
+        for name, kind in wanted.items():
+            assert isinstance(event[name], (int, float) if kind is float else kind), event
+        if event["ph"] == "X":
+            assert event["ts"] >= 0
+            assert event["dur"] >= 0
+            track = (event["pid"], event["tid"])
+            assert track in named
+            slices.setdefault(track, []).append((event["ts"], event["ts"] + event["dur"]))
+        elif event["ph"] in "sf":
+            flows.setdefault(event["id"], {})[event["ph"]] = event
+    for spans in slices.values():
+        for (_, end), (start, _) in itertools.pairwise(sorted(spans)):
+            assert start >= end - 1e-6
+    for pair in flows.values():
+        assert set(pair) == {"s", "f"}
+        assert pair["s"]["name"] == pair["f"]["name"]
+        for event in pair.values():
+            track = slices[event["pid"], event["tid"]]
+            assert any(low <= event["ts"] <= high for low, high in track), event
+        assert pair["f"]["bp"] == "e"
+
+
+def test_a_plan_with_two_streams_is_a_valid_trace() -> None:
+    made = trace.Trace()
+    line = predict(FORK, [5.0, 1.0, 2.0, 1.0], SIZES)
+    trace.add_timeline(made, "program", line, [{} for _ in line.spans])
+    data = made.data()
+    check_trace(data)
+    kinds = [event["ph"] for event in data["traceEvents"]]
+    assert (kinds.count("X"), kinds.count("s"), kinds.count("f")) == (4, 1, 1)
+    tracks = [e["args"]["name"] for e in data["traceEvents"] if e["name"] == "thread_name"]
+    assert tracks == ["stream main", "stream side"]
+    counts = [e["args"]["memory"] for e in data["traceEvents"] if e["ph"] == "C"]
+    assert counts == [110, 1110, 1010, 11010, 10000]
+
+
+def spoiled(change: Callable[[list[dict[str, Any]]], object]) -> dict[str, Any]:
+    made = trace.Trace()
+    line = predict(FORK, [5.0, 1.0, 2.0, 1.0], SIZES)
+    trace.add_timeline(made, "program", line, [{} for _ in line.spans])
+    data = made.data()
+    change(data["traceEvents"])
+    return data
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda events: events[-1].pop("ts"),
+        lambda events: next(e for e in events if e["ph"] == "f").update(id=99),
+        lambda events: next(e for e in events if e["ph"] == "s").update(ts=1e9),
+        lambda events: next(e for e in events if e["ph"] == "X").update(dur=-1.0),
+    ],
+)
+def test_the_check_of_a_trace_can_fail(change: Callable[[list[dict[str, Any]]], object]) -> None:
+    with pytest.raises((AssertionError, KeyError)):
+        check_trace(spoiled(change))
+
+
+# --- Profiles ---
+
+
+def test_a_profile_measures_every_launch(tmp_path: pathlib.Path) -> None:
+    program, x = compiled(), torch.ones(3, 4)
+    profile = program.profile((x,), repeat=3)
+    launches = program.plan.launches
+    assert [kernel.name for kernel in profile.kernels] == [launch.kernel for launch in launches]
+    assert len(profile.calls) == 3
+    assert all(kernel.seconds > 0 for kernel in profile.kernels)
+    assert sum(k.seconds for k in profile.kernels) > 0
+    assert profile.seconds > 0
+    check_trace(profile.trace)
+    slices = [event for event in profile.trace["traceEvents"] if event["ph"] == "X"]
+    assert len(slices) == 3 * len(launches)
+    profile.save(tmp_path / "deep" / "trace.json")
+    check_trace(json.loads((tmp_path / "deep" / "trace.json").read_text()))
+    path = pathlib.Path(profile.tensorboard(tmp_path / "board", worker="me"))
+    assert re.fullmatch(r"me\.\d+\.pt\.trace\.json", path.name)
+    check_trace(json.loads(path.read_text()))
+
+
+def test_the_table_adds_equal_kernels_up() -> None:
+    program = compiled()
+    lines = str(program.profile((torch.ones(3, 4),), repeat=2)).splitlines()
+    assert lines[0].startswith("Stack on cpu: ")
+    [row] = [line for line in lines if line.endswith("4 x aten.addmm.default")]
+    assert row.split()[-4] == "main"
+
+
+def test_a_profile_writes_no_inputs() -> None:
+    def model(x: Tensor) -> Tensor:
+        x.add_(1)
+        return x * 2
+
+    x = torch.zeros(3)
+    program = graft.compile(model, (x,), mode="eager")
+    program.profile((x,), repeat=2)
+    assert x.tolist() == [0, 0, 0]
+    with pytest.raises(graft.GraftError, match="declared size 3"):
+        program.profile((torch.zeros(4),))
+
+
+@pytest.mark.slow
+def test_generated_code_is_profiled_by_region() -> None:
+    def model(x: Tensor, y: Tensor) -> Tensor:
+        return (x @ y).relu()
+
+    x = torch.randn(64, 32).t()  # other strides than declared are adapted, as a call does
+    program = graft.compile(model, (torch.ones(32, 64), torch.ones(64, 16)))
+    profile = program.profile((x, torch.ones(64, 16)), repeat=2)
+    [kernel] = profile.kernels
+    assert kernel.name == "region0"
+    assert kernel.cost.flops == 2 * 32 * 64 * 16 + 32 * 16
+    assert kernel.cost.bytes == 4 * (32 * 64 + 64 * 16 + 32 * 16)
+    assert set(kernel.cost.nodes) == {"mm", "relu"}
+
+
+def test_costs_follow_from_shapes() -> None:
+    def model(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state.copy_(x)
+        parts = x.view(6, 2).split(3)
+        return parts[1] * 2, x.sum()
+
+    program = graft.compile(model, (torch.ones(3, 4), torch.ones(3, 4)), mode="eager")
+    [owner] = program._programs
+    found = {cost.nodes[0]: cost for cost in costs(owner) if cost.nodes}
+    assert len(found) == len(owner.plan.launches)
+    assert found["mul"].flops == 6
+    assert found["sum_1"].flops == 12
+    assert found["sum_1"].bytes == 4 * 13
+    views = [cost for name, cost in found.items() if "view" in name or "reshape" in name]
+    assert all(cost.bytes == cost.flops == 0 for cost in views)
+
+
+@pytest.mark.cuda
+def test_cuda_is_timed_by_events() -> None:
+    x = torch.randn(512, 512, device="cuda")
+    program = graft.compile(lambda x: (x @ x).relu(), (x,), mode="eager")
+    profile = program.profile((x,), repeat=3)
+    assert profile.device == "cuda"
+    assert all(kernel.seconds > 0 for kernel in profile.kernels)
+    check_trace(profile.trace)

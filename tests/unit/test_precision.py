@@ -1,0 +1,132 @@
+"""`Config(precision=...)` and `Config(decompositions=...)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchgraft as graft
+from torchgraft.errors import BadValue, UnknownName
+
+aten = torch.ops.aten
+
+
+def compiled(fn: Any, *inputs: Tensor, **fields: Any) -> graft.Compiled:
+    return graft.compile(fn, inputs, mode="eager", **fields)
+
+
+def dtypes(program: graft.Compiled) -> dict[str, torch.dtype]:
+    return {
+        str(node.target): node.meta["val"].dtype
+        for node in program.graph.nodes
+        if isinstance(node.meta.get("val"), Tensor)
+    }
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.linear(x), -1)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_everything_is_computed_in_the_type(name: str) -> None:
+    model, x, dtype = Net().eval(), torch.randn(3, 8), getattr(torch, name)
+    program = compiled(model, x, precision=name)
+    found = dtypes(program)
+    assert found["aten.addmm.default"] == found["aten._softmax.default"] == dtype
+    expected = Net.forward(model.to(dtype), x.to(dtype)).float()
+    assert program(x).dtype == torch.float32
+    torch.testing.assert_close(program(x), expected, rtol=0, atol=0)
+
+
+def test_mixed_keeps_what_is_sensitive() -> None:
+    model, x = Net().eval(), torch.randn(3, 8)
+    program = compiled(model, x, precision="mixed-float16")
+    found = dtypes(program)
+    assert found["aten.addmm.default"] == torch.float16
+    assert found["aten._softmax.default"] == torch.float32
+    torch.testing.assert_close(program(x), model(x), rtol=1e-2, atol=1e-3)
+
+
+def test_a_type_that_the_program_names_is_its_own_in_mixed_only() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.to(torch.float32) * torch.full((2,), 3.0) + 2048
+
+    x = torch.full((2,), 1.5, dtype=torch.float16)
+    assert compiled(fn, x, precision="float16")(x).dtype == torch.float32
+    assert (compiled(fn, x, precision="float16")(x) == (x * 3 + 2048).float()).all()
+    assert (compiled(fn, x)(x) == 2052.5).all()
+
+
+def test_doubles_become_floats() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return (x + 1e-9) - 1
+
+    x = torch.ones(2, dtype=torch.float64)
+    program = compiled(fn, x, precision="float32")
+    assert (program(x) == 0).all()
+    assert program(x).dtype == torch.float64
+
+
+def test_integers_masks_and_written_inputs_keep_their_type() -> None:
+    def fn(x: Tensor, index: Tensor) -> Tensor:
+        x.mul_(2)
+        return torch.where(index > 1, x[index], 0.0)
+
+    x, index = torch.arange(4.0), torch.tensor([0, 3])
+    expected, changed = fn(mine := x.clone(), index), mine
+    program = compiled(fn, x, index, precision="float16")
+    assert torch.equal(program(x, index), expected)
+    assert torch.equal(x, changed)
+
+
+def test_a_custom_operator_gets_what_it_was_traced_with() -> None:
+    seen: list[torch.dtype] = []
+
+    @graft.op("precision_test::twice")
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    @twice.kernel("cpu")
+    def _(x: Tensor) -> Tensor:
+        seen.append(x.dtype)
+        return x * 2
+
+    x = torch.randn(3)
+    compiled(lambda x: torch.ops.precision_test.twice(x + 1) + 1, x, precision="float16")(x)
+    assert set(seen) == {torch.float32}
+
+
+def test_a_dynamic_program() -> None:
+    program = graft.compile(
+        Net().eval(),
+        (graft.Input(min_shape=(1, 8), max_shape=(64, 8)),),
+        mode="eager",
+        precision="float16",
+    )
+    assert program(torch.randn(5, 8)).shape == (5, 4)
+
+
+def test_decompositions_take_the_place_of_torchs_own() -> None:
+    def silu(x: Tensor) -> Tensor:
+        return x * 2
+
+    fields = {"decompositions": {aten.silu.default: silu}}
+    x = torch.ones(1)
+    assert compiled(torch.nn.SiLU(), x, **fields)(x) == 2
+    backend = graft.backend(graft.Config(mode="eager", **fields))
+    assert torch.compile(torch.nn.SiLU(), backend=backend)(x) == 2
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'float16'"):
+        graft.Config(precision="flaot16")
+    with pytest.raises(BadValue, match=r"Config.decompositions: expected operators to functions"):
+        graft.Config(decompositions=[1])  # type: ignore[arg-type]

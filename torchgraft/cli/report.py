@@ -1,0 +1,36 @@
+"""`torchgraft report`: what becomes of a model, as a page."""
+
+from __future__ import annotations
+
+import click
+
+from torchgraft.cli.model import Given, job, options, progress
+
+
+@click.command()
+@options
+@click.option("-o", "--output", default="report.html", show_default=True, help="The page to write.")
+@click.option("--measure", is_flag=True, help="Run it, too: the page then has measured times.")
+@click.option("--trace", help="Measure, and write a trace for Perfetto.")
+def report(
+    model: str,
+    inputs: tuple[Given, ...],
+    mode: str,
+    device: str | None,
+    output: str,
+    measure: bool,
+    trace: str | None,
+) -> None:
+    """Write one HTML page with all that was done to MODEL."""
+    work = job(model, inputs, device)
+    compiled = work.compile(mode)
+    if measure or trace:
+        if work.kwargs:
+            raise click.UsageError("Named inputs cannot be measured. Give them in order.")
+        with progress("measuring"):
+            profile = compiled.profile(work.args)
+        if trace:
+            profile.save(trace)
+            click.echo(trace)
+    compiled.report.html(output)
+    click.echo(output)

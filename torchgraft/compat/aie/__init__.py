@@ -1,0 +1,1 @@
+"""The names of Torch-AIE and MindIE-Torch over torchgraft."""

@@ -1,0 +1,137 @@
+"""What a script uses that will not work here, found without running it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torchgraft import compat
+from torchgraft.compat.air.config import CompilerConfig, NpuGraphExConfig
+from torchgraft.compat.options import Section
+from torchgraft.compat.refused import REFUSED
+from torchgraft.errors import NotOnThisDevice
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Problem:
+    """One use, with its line. `fatal`: the script will fail there."""
+
+    path: str
+    line: int
+    what: str
+    why: str
+    fatal: bool = True
+
+    def __str__(self) -> str:
+        kind = "will not work" if self.fatal else "without effect"
+        return f"{self.path}:{self.line}: {self.what}: {kind}: {self.why}"
+
+
+def check(path: Path) -> list[Problem]:
+    """Every use of an Ascend package that fails or has no effect, in order."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    names = dict(_names(tree))
+    was_installed = any(isinstance(finder, compat.Finder) for finder in sys.meta_path)
+    compat.install(force=True)
+    try:
+        found = [*_uses(tree, names, str(path)), *_options(tree, str(path))]
+    finally:
+        if not was_installed:
+            compat.uninstall()
+    return sorted(set(found))
+
+
+def _names(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """The names that imports bind, and what of an Ascend package each is."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                head = alias.name.partition(".")[0]
+                if head in (*compat.NAMES, "torch"):
+                    yield alias.asname or head, alias.name if alias.asname else head
+        elif isinstance(node, ast.ImportFrom) and _is_ours(node):
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+
+
+def _is_ours(node: ast.ImportFrom) -> bool:
+    return not node.level and str(node.module).partition(".")[0] in compat.NAMES
+
+
+def _uses(tree: ast.AST, names: dict[str, str], path: str) -> Iterator[Problem]:
+    for node in ast.walk(tree):
+        for name in _named(node, names):
+            why = _missing(name)
+            if why is not None:
+                yield Problem(path, getattr(node, "lineno", 0), name, why)
+
+
+def _named(node: ast.AST, names: dict[str, str]) -> list[str]:
+    """The dotted names that a node of the source asks for."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and _is_ours(node):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return [_dotted(node, names)] if isinstance(node, ast.Attribute) else []
+
+
+def _dotted(node: ast.expr, names: dict[str, str]) -> str:
+    """`torchair.ge.Const` for an attribute of an imported name; nothing for another."""
+    if isinstance(node, ast.Attribute):
+        base = _dotted(node.value, names)
+        return f"{base}.{node.attr}" if base else ""
+    return names.get(node.id, "") if isinstance(node, ast.Name) else ""
+
+
+def _missing(name: str) -> str | None:
+    """Why a dotted name of an Ascend package cannot be had; None where it can."""
+    for known, nearest in REFUSED.items():
+        if name == known or name.startswith(f"{known}."):
+            return nearest
+    head, *rest = name.split(".")
+    if head not in compat.NAMES:
+        return None
+    held: Any = importlib.import_module(head)
+    walked = head
+    for part in rest:
+        if not isinstance(held, type(importlib)):
+            return None  # inside a class or an object: its own attributes are not judged
+        walked += f".{part}"
+        try:
+            held = getattr(held, part)
+        except NotOnThisDevice as error:
+            return error.nearest
+        except AttributeError:
+            try:
+                held = importlib.import_module(walked)
+            except ImportError:
+                return "there is nothing of this name; is it private, or of another version?"
+    return None
+
+
+def _options(tree: ast.AST, path: str) -> Iterator[Problem]:
+    """Options that are set and have no effect, by the end of the name that is set."""
+    idle = {**_idle(CompilerConfig()), **_idle(NpuGraphExConfig())}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign):
+            continue
+        for shown in map(ast.unparse, node.targets):
+            for name, why in idle.items():
+                if "." in name and shown.endswith(f".{name}"):
+                    yield Problem(path, node.lineno, name, why, fatal=False)
+
+
+def _idle(section: Section, prefix: str = "") -> dict[str, str]:
+    found = {
+        f"{prefix}{name}": kind.idle
+        for name, kind in section.options.items()
+        if kind.idle is not None
+    }
+    for name in section.sections:
+        found |= _idle(getattr(section, name), f"{prefix}{name}.")
+    return found

@@ -1,0 +1,144 @@
+"""The device `npu` as another one: `x.npu()`, `"npu:0"` and `device="npu"` mean cpu or cuda."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from torchgraft.errors import NotOnThisDevice, UnknownName
+
+VARIABLE = "TORCHGRAFT_DEVICE"
+"""Where a process, and those it starts, learn which device stands for the NPU."""
+CHOICES = ("auto", "cpu", "cuda", "npu")
+
+
+class Mapped(TorchFunctionMode):
+    """Replaces the device `npu` in every call of torch; a compiler traces through it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        args = tuple([mapped(arg, self.kind) for arg in args])
+        named = {key: mapped(value, self.kind) for key, value in (kwargs or {}).items()}
+        if func is torch.device and args and isinstance(args[0], torch.device):
+            return args[0]
+        return func(*args, **named)
+
+
+def mapped(arg: Any, kind: str) -> Any:
+    """An argument as it is, or the device that stands for an NPU it names."""
+    if isinstance(arg, str) and (arg == "npu" or arg.startswith("npu:")):
+        _, _, index = arg.partition(":")
+        return torch.device(f"{kind}:{index}" if index and kind != "cpu" else kind)
+    return arg
+
+
+def kind() -> str:
+    """What stands for the NPU in this process: `cpu`, `cuda` or `npu` (the simulated one)."""
+    wanted = os.environ.get(VARIABLE, "auto")
+    if wanted not in CHOICES:
+        raise UnknownName("device", wanted, CHOICES, where=VARIABLE)
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise NotOnThisDevice(f"{VARIABLE}=cuda (no CUDA device is here)", "Use cpu, or auto.")
+    return wanted
+
+
+def is_mapped() -> bool:
+    """Whether another device stands for the NPU, rather than the simulated one."""
+    return kind() != "npu"
+
+
+_UNDO = contextlib.ExitStack()
+
+
+def activate() -> None:
+    """Give this process the device `npu`: `torch.npu`, `x.npu()`, `"npu:0"`. Once is enough."""
+    if not is_mapped():
+        from torchgraft.compat import simulated
+
+        simulated.activate()
+        return
+    if getattr(torch, "npu", None) is not None:
+        return
+    from torchgraft.compat import npu
+
+    chosen = kind()
+    _UNDO.enter_context(Mapped(chosen))
+    _set(torch, "npu", npu)
+    _set(torch.Tensor, "npu", _mover(chosen))
+    _set(torch.nn.Module, "npu", _mover(chosen))
+    _set(torch.Tensor, "is_npu", property(lambda self: self.device.type == chosen))
+    _set(threading.Thread, "start", _in_threads(chosen, threading.Thread.start))
+    _files()
+
+
+def deactivate() -> None:
+    """Take back what `activate` did, where another device stands for the NPU."""
+    _UNDO.close()
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    before = owner.__dict__.get(name)
+    setattr(owner, name, value)
+    _UNDO.callback(lambda: setattr(owner, name, before) if before else delattr(owner, name))
+
+
+@functools.cache
+def _files() -> None:
+    """Let a file that says `npu` be loaded to where the NPU is now."""
+
+    def tag(storage: Any) -> None:  # no file is written that says so
+        return None
+
+    def restore(storage: Any, location: str) -> Any:
+        if not location.startswith("npu") or not is_mapped():
+            return None
+        where = mapped(location, kind())
+        return storage if where.type == "cpu" else storage.cuda(where.index)
+
+    torch.serialization.register_package(5, tag, restore)
+
+
+def _mover(chosen: str) -> Callable[..., Any]:
+    """`.npu()`, where torch_npu puts it."""
+
+    def npu(self: Any, device: Any = None, **kwargs: Any) -> Any:
+        where = f"npu:{device}" if isinstance(device, int) else device or "npu"
+        if isinstance(self, torch.nn.Module):
+            return self.to(mapped(where, chosen))
+        return self.to(mapped(where, chosen), non_blocking=bool(kwargs.get("non_blocking")))
+
+    return npu
+
+
+def _in_threads(chosen: str, start: Callable[..., None]) -> Callable[..., None]:
+    """A mode holds for one thread: let every thread started from now on have its own."""
+
+    def started(self: threading.Thread) -> None:
+        run = self.run
+
+        def inside() -> None:
+            with Mapped(chosen):
+                run()
+
+        self.run = inside  # type: ignore[method-assign]
+        start(self)
+
+    return started

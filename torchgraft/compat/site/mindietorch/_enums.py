@@ -1,0 +1,3 @@
+from torchgraft.compat.aie.enums import CompileMode, PrecisionPolicy, TensorFormat, dtype
+
+__all__ = ["CompileMode", "PrecisionPolicy", "TensorFormat", "dtype"]

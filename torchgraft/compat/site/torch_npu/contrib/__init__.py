@@ -1,0 +1,1 @@
+"""What is not part of the core."""

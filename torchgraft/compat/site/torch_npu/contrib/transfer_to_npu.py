@@ -1,0 +1,68 @@
+"""Importing this runs code that says `cuda` on the device `npu`: names, methods, `torch.cuda`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+import torch_npu
+
+_NAMES = (
+    "Stream", "Event", "stream", "current_stream", "default_stream", "set_stream", "synchronize",
+    "is_available", "device_count", "current_device", "set_device", "device", "device_of",
+    "get_device_name", "get_device_properties", "empty_cache", "memory_allocated",
+    "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats",
+    "memory_summary", "reset_peak_memory_stats", "mem_get_info", "manual_seed", "manual_seed_all",
+    "get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all", "initial_seed",
+    "is_bf16_supported", "is_initialized", "init", "amp",
+)  # fmt: skip
+
+
+def renamed(value: Any) -> Any:
+    """A device that says `cuda`, as one that says `npu`; anything else as it is."""
+    if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
+        return "npu" + value[4:]
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("npu", value.index) if value.index is not None else torch.device("npu")
+    return value
+
+
+class FromCuda(TorchFunctionMode):
+    """Replaces the device in every call of torch."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = {key: renamed(value) for key, value in (kwargs or {}).items()}
+        return func(*[renamed(arg) for arg in args], **named)
+
+
+def _moves(owner: Any) -> Callable[..., Any]:
+    def cuda(self: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return owner.npu(self, renamed(device), *args, **kwargs)
+
+    return cuda
+
+
+def transfer() -> None:
+    """What importing does; where CUDA itself stands for the NPU there is nothing to do."""
+    if torch.cuda.is_available() and not hasattr(torch_npu.npu, "amp"):
+        return
+    for owner in (torch.Tensor, torch.nn.Module):
+        owner.cuda = _moves(owner)  # type: ignore[method-assign]
+    torch.Tensor.is_cuda = torch.Tensor.is_npu  # type: ignore[attr-defined]
+    for name in _NAMES:
+        if hasattr(torch_npu.npu, name):
+            setattr(torch.cuda, name, getattr(torch_npu.npu, name))
+    mode: Any = FromCuda()
+    mode.__enter__()
+
+
+transfer()

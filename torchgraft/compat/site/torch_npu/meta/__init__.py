@@ -1,0 +1,1 @@
+"""Where older releases keep the Meta kernels of operators."""

@@ -1,0 +1,1 @@
+"""What op-plugin brings to Python."""

@@ -1,0 +1,1 @@
+"""Meta kernels of operators."""

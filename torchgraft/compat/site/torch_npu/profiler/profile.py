@@ -1,0 +1,91 @@
+"""The profiler of torch. Streams of the npu are seen as work of the CPU, on their threads."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerAction, schedule
+
+from torch_npu.profiler.experimental import _ExperimentalConfig
+
+__all__ = [
+    "ProfilerAction",
+    "ProfilerActivity",
+    "profile",
+    "schedule",
+    "supported_activities",
+    "tensorboard_trace_handler",
+]
+
+
+class ProfilerActivity(enum.Enum):
+    """What is recorded."""
+
+    CPU = "CPU"
+    NPU = "NPU"
+
+
+def supported_activities() -> set[ProfilerActivity]:
+    return set(ProfilerActivity)
+
+
+def tensorboard_trace_handler(
+    dir_name: str,
+    worker_name: str | None = None,
+    analyse_flag: bool = True,
+    async_mode: bool = False,
+) -> Callable[[Any], None]:
+    """What to do with a finished trace: write it to a folder, where TensorBoard finds it."""
+    make: Any = torch.profiler.tensorboard_trace_handler  # untyped in torch
+    handler: Callable[[Any], None] = make(dir_name, worker_name)
+    return handler
+
+
+class profile(torch.profiler.profile):
+    """`torch.profiler.profile`, with the activities and settings of the NPU's."""
+
+    def __init__(
+        self,
+        *,
+        activities: Iterable[ProfilerActivity] | None = None,
+        schedule: Callable[[int], ProfilerAction] | None = None,
+        on_trace_ready: Callable[..., Any] | None = None,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        with_flops: bool = False,
+        with_modules: bool = False,
+        experimental_config: _ExperimentalConfig | None = None,
+        **kwargs: Any,
+    ) -> None:
+        wanted = supported_activities() if activities is None else set(activities)
+        if not wanted <= supported_activities():
+            raise TypeError(f"activities are {wanted}; they must be of torch_npu's own kind")
+        parent: Any = super()
+        parent.__init__(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            schedule=schedule,
+            on_trace_ready=on_trace_ready,
+            record_shapes=record_shapes,
+            profile_memory=profile_memory,
+            with_stack=with_stack,
+            with_flops=with_flops,
+            with_modules=with_modules,
+            **kwargs,
+        )
+        self._over = False
+
+    def stop(self) -> None:
+        """End the trace."""
+        self._over = True
+        stop: Any = super().stop  # untyped in torch
+        stop()
+
+    def step(self) -> None:
+        """The next step. After the end it does nothing; torch's own would crash there."""
+        if not self._over:
+            step: Any = super().step
+            step()

@@ -1,0 +1,3 @@
+from torchgraft.compat.air.ir import IrDef, ge_op
+
+__all__ = ["IrDef", "ge_op"]

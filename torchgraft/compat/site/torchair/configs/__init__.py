@@ -1,0 +1,3 @@
+from torchair.configs import compiler_config
+
+__all__ = ["compiler_config"]

@@ -1,0 +1,3 @@
+from torchgraft.compat.air.config import CompilerConfig
+
+__all__ = ["CompilerConfig"]

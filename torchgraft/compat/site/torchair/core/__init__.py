@@ -1,0 +1,3 @@
+from torchair.core import utils
+
+__all__ = ["utils"]

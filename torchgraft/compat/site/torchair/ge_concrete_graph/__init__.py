@@ -1,0 +1,1 @@
+"""The older paths of TorchAir's names."""

@@ -1,0 +1,9 @@
+from typing import Any
+
+from torchgraft.compat.air.ge import Cast, Clone, Const, builder, custom_op
+
+__all__ = ["Cast", "Clone", "Const", "custom_op"]
+
+
+def __getattr__(name: str) -> Any:
+    return builder(name)

@@ -1,0 +1,33 @@
+from torchgraft.compat.air.convert import (
+    BF16,
+    BOOL,
+    C64,
+    F16,
+    F32,
+    F64,
+    I8,
+    I16,
+    I32,
+    I64,
+    U8,
+    Support,
+    T,
+    declare_supported,
+)
+
+__all__ = [
+    "BF16",
+    "BOOL",
+    "C64",
+    "F16",
+    "F32",
+    "F64",
+    "I8",
+    "I16",
+    "I32",
+    "I64",
+    "U8",
+    "Support",
+    "T",
+    "declare_supported",
+]

@@ -1,0 +1,7 @@
+from typing import Any
+
+from torchgraft.compat import refused
+
+
+def __getattr__(name: str) -> Any:
+    return refused.refuse("torchair.tools.gegraph_check.align_trace", name)

@@ -1,0 +1,1 @@
+"""Looking at what a compile did: pages, dumps, timelines, profiles, traces, logs."""
