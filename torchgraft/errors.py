@@ -30,12 +30,10 @@ class UnknownName(GraftError):
         self.kind, self.name, self.known = kind, name, tuple(sorted(known))
         near = difflib.get_close_matches(str(name), self.known, n=_NEAREST)
         prefix = f"{where}: " if where else ""
-        if len(self.known) <= _LISTED:
-            hint = f"Did you mean {near[0]!r}? " if near else ""
-            said = f"{hint}Known: {_list(self.known)}."
-        else:
-            said = f"Nearest of {len(self.known)}: {_list(near)}."
-        super().__init__(f"{prefix}unknown {kind} {name!r}. {said}")
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        many = f"{len(self.known)} names, the nearest are {_list(near)}"
+        listed = _list(self.known) if len(self.known) <= _LISTED else many
+        super().__init__(f"{prefix}unknown {kind} {name!r}. {hint}Known: {listed}.")
 
 
 class BadValue(GraftError):

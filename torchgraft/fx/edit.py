@@ -88,7 +88,7 @@ class Graph:
         """Run nodes on a stream. What crosses streams waits by itself; "main" is the caller's.
 
         >>> import torch, torchgraft as graft
-        >>> @graft.fx_pass(stage="pre")
+        >>> @graft.fx_pass(stage="pre", register=False)
         ... def beside(graph):
         ...     graph.place(graph.one(torch.ops.aten.mm), stream="side")
         >>> model, x = lambda x: (x @ x) + x, torch.eye(2)
