@@ -152,7 +152,7 @@ class Compiled:
                 self.signature(i),
                 program.run,
                 list(self.captures[i].states.values()),
-                returned.views_of_inputs(program.gm, len(self.captures[i].states)),
+                self.views(i, program),
             )
             for i, program in enumerate(programs)
         ]
@@ -167,6 +167,10 @@ class Compiled:
         """What a gear takes and gives, with what compiling assumed of its sizes."""
         _, gm_meta, source = self._sources[gear]
         return _guarded(source, gm_meta)
+
+    def views(self, gear: int, program: Program) -> Mapping[int, tuple[int, returned.View]]:
+        """The outputs that are an input or a view of one."""
+        return returned.views_of_inputs(program.gm, len(self.captures[gear].states))
 
     def fresh(self, weights: Mapping[str, Tensor]) -> Iterator[tuple[GraphModule, Capture]]:
         """The graphs as captured, with these weights."""

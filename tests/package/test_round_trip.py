@@ -342,6 +342,24 @@ def test_saving_a_loaded_program_copies_it(tmp_path: Path) -> None:
     assert (tmp_path / "copy.graft").read_bytes() == (tmp_path / "program.graft").read_bytes()
 
 
+def test_saving_a_loaded_program_with_other_weights(tmp_path: Path) -> None:
+    first, second, x = nn.Linear(3, 2), nn.Linear(3, 2), torch.ones(1, 3)
+    loaded = saved(graft.compile(first, (x,), mode="eager"), tmp_path)
+    loaded.load_state_dict(second.state_dict())
+    loaded.save(tmp_path / "second.graft")
+    assert_close(graft.load(tmp_path / "second.graft")(x), second(x))
+
+
+def test_a_view_of_an_input_with_other_strides(tmp_path: Path) -> None:
+    loaded = saved(
+        graft.compile(lambda x: (x.t(), x + 1), (torch.ones(3, 2),), mode="eager"), tmp_path
+    )
+    x = torch.randn(2, 3).t()  # the call copies it, the view is of what the caller has
+    view, _ = loaded(x)
+    assert_close(view, x.t())
+    assert view.data_ptr() == x.data_ptr()
+
+
 def test_equal_programs_are_equal_files(tmp_path: Path) -> None:
     model, x = nn.Linear(3, 2), torch.ones(1, 3)
     for name in ("one", "two"):

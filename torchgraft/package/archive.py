@@ -18,7 +18,7 @@ from typing import Any
 from torchgraft.errors import BadPackage, first_line
 from torchgraft.package.codec import field, index
 
-MANIFEST = "manifest.json"
+MANIFEST, WEIGHTS, KEY = "manifest.json", "weights.safetensors", "key.json"
 FORMAT, VERSION = "torchgraft", 1
 MOST_MEMBERS = 4096
 MOST_JSON = 256 << 20

@@ -16,7 +16,7 @@ from torchgraft.compile import Compiled, captured_for
 from torchgraft.config import Config
 from torchgraft.errors import BadPackage, BadValue, GraftError, NotSavable, first_line
 from torchgraft.fx.capture import Capture
-from torchgraft.package.archive import TEMPORARY, Archive
+from torchgraft.package.archive import KEY, TEMPORARY, Archive
 from torchgraft.package.fingerprint import Unknowable
 from torchgraft.package.key import Key, differences, digest, key_of
 from torchgraft.package.load import Loaded, opened
@@ -24,7 +24,6 @@ from torchgraft.package.save import pack
 
 log = logging.getLogger("torchgraft")
 
-KEY = "key.json"
 _COMPARED = 64  # the most recent entries that a miss is compared with
 _ABANDONED = 3600.0  # seconds after which a file that was never finished is removed
 

@@ -147,18 +147,19 @@ def to_plan(data: Any, device: Device = torch.device) -> Plan:
     """The plan of its JSON; `BadPlan` where it makes no sense."""
     return Plan(
         tuple(Buffer(index(one)) for one in field(data, "inputs", list)),
-        tuple((Buffer(index(b)), text(name)) for b, name in _pairs(data, "constants")),
+        tuple((Buffer(index(b)), text(name)) for b, name in pairs(data, "constants")),
         tuple(_to_step(step, device) for step in field(data, "steps", list)),
         tuple(to_value(out, device) for out in field(data, "outputs", list)),
-        tuple((Buffer(index(a)), Buffer(index(b))) for a, b in _pairs(data, "shared")),
+        tuple((Buffer(index(a)), Buffer(index(b))) for a, b in pairs(data, "shared")),
     )
 
 
-def _pairs(data: Any, name: str) -> list[Any]:
-    pairs: list[Any] = field(data, name, list)
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+def pairs(data: Any, name: str) -> list[Any]:
+    """`data[name]`, which must be a list of lists of two."""
+    found: list[Any] = field(data, name, list)
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in found):
         raise BadPackage(f"{name!r} must be a list of pairs")
-    return pairs
+    return found
 
 
 def _to_step(data: Any, device: Device) -> PlanStep:
@@ -170,7 +171,7 @@ def _to_step(data: Any, device: Device) -> PlanStep:
         return Launch(
             text(data["launch"]),
             tuple(to_value(arg, device) for arg in field(data, "args", list)),
-            tuple((text(k), to_value(arg, device)) for k, arg in _pairs(data, "kwargs")),
+            tuple((text(k), to_value(arg, device)) for k, arg in pairs(data, "kwargs")),
             tuple(outputs),
             unpack,
             stream,
@@ -261,8 +262,7 @@ def _nested(data: Any, depth: int = 0) -> Any:
     if isinstance(data, dict) and len(data) == 1 and depth <= DEEPEST:
         [(kind, inner)] = data.items()
         if kind == "dict":
-            pairs = [(to_value(k), _nested(v, depth + 1)) for k, v in _pairs(data, "dict")]
-            return _dict(pairs)
+            return _dict([(to_value(k), _nested(v, depth + 1)) for k, v in pairs(data, "dict")])
         if kind in ("tuple", "list") and isinstance(inner, list):
             parts = [_nested(part, depth + 1) for part in inner]
             return tuple(parts) if kind == "tuple" else parts
@@ -282,9 +282,9 @@ def _nested(data: Any, depth: int = 0) -> Any:
     raise BadPackage(f"not a structure of arguments: {str(data)[:80]}")
 
 
-def _dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+def _dict(items: list[tuple[Any, Any]]) -> dict[Any, Any]:
     try:
-        return dict(pairs)
+        return dict(items)
     except TypeError:
         raise BadPackage("a dict has a key that cannot be one") from None
 
@@ -315,6 +315,7 @@ def _spec(spec: Spec) -> dict[str, Any]:
         "stride": None if spec.stride is None else list(spec.stride),
         "format": value(spec.format)["memory_format"],
         "mutated": spec.mutated,
+        "layout": value(spec.layout)["layout"],
     }
 
 
@@ -325,7 +326,7 @@ def to_signature(data: Any, device: Device = torch.device) -> Signature:
         if not isinstance(bounds, list) or len(bounds) != 2:
             raise BadPackage(f"not a range: {str(bounds)[:80]}")
         ranges[name] = (index(bounds[0], 2**63), None if bounds[1] is None else _int(bounds[1]))
-    guards = tuple((to_expression(expr), text(line)) for expr, line in _pairs(data, "guards"))
+    guards = tuple((to_expression(expr), text(line)) for expr, line in pairs(data, "guards"))
     inputs = [_to_spec(one, device) for one in field(data, "inputs", list)]
     found = Signature(
         tuple(inputs),
@@ -356,6 +357,7 @@ def _to_spec(data: Any, device: Device) -> Spec:
         None if stride is None else tuple(_int(step) for step in stride),
         field(data, "mutated", bool),
         named("memory_format", field(data, "format", str)),
+        named("layout", field(data, "layout", str)),
     )
 
 

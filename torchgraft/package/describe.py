@@ -9,7 +9,7 @@ from typing import Any
 
 from torchgraft.errors import BadPackage, BadPlan
 from torchgraft.package import codec, tensors
-from torchgraft.package.archive import Archive
+from torchgraft.package.archive import WEIGHTS, Archive
 from torchgraft.package.codec import field
 
 
@@ -76,7 +76,7 @@ def _regions(programs: list[Any]) -> dict[str, str]:
 
 
 def _weights(archive: Archive, entries: list[Any]) -> dict[str, Any]:
-    stored = tensors.read(archive.members.get("weights.safetensors", memoryview(b"")))
+    stored = tensors.read(archive.members.get(WEIGHTS, memoryview(b"")))
     found = {}
     for entry in entries:
         tensor = stored.get(field(entry, "tensor", str))

@@ -21,12 +21,13 @@ from torchgraft.errors import (
     WeightMismatch,
     first_line,
 )
-from torchgraft.fx import edit
+from torchgraft.fx import edit, meta, returned
 from torchgraft.fx.capture import Capture
+from torchgraft.fx.returned import View
 from torchgraft.link import Branch
 from torchgraft.package import _torch as private
 from torchgraft.package import codec, machine, tensors
-from torchgraft.package.archive import Archive
+from torchgraft.package.archive import KEY, MANIFEST, WEIGHTS, Archive, write
 from torchgraft.package.codec import field, index, text
 from torchgraft.package.library import with_ints
 from torchgraft.package.view import graph_module, report
@@ -153,7 +154,7 @@ class Loaded(Compiled):
         return self._libraries[member]
 
     def _read(self) -> dict[str, Tensor]:
-        stored = tensors.read(self._archive.members.get("weights.safetensors", memoryview(b"")))
+        stored = tensors.read(self._archive.members.get(WEIGHTS, memoryview(b"")))
         return {weight.name: weight.of(stored, self.place) for weight in self._weights}
 
     def _unpack(self) -> dict[str, str]:
@@ -241,6 +242,20 @@ class Loaded(Compiled):
         """What a gear takes and gives."""
         return self._gears[gear].signature
 
+    def views(self, gear: int, program: Program) -> Mapping[int, tuple[int, View]]:
+        """The outputs that are an input or a view of one."""
+
+        def view(output: int) -> View:
+            def made(*inputs: Any) -> Tensor:
+                self._view()
+                gm = self._programs[gear].gm
+                found: Tensor = returned.replay(gm, meta.outputs_of(gm)[output], *inputs)
+                return found
+
+            return made
+
+        return {out: (at, view(out)) for out, at in self._gears[gear].views.items()}
+
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Use new weights from the next call on; all of them, or nothing changes.
 
@@ -268,16 +283,17 @@ class Loaded(Compiled):
         self._stored |= moved
 
     def save(self, path: PathLike, *, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Write the package again, as it was loaded."""
+        """Write the package again, with the weights that it has now."""
         if weights is not None:
-            raise NotSavable("it was loaded, and is written as it was", "Leave weights= out.")
-        with open(path, "wb") as file:
-            file.write(self.content)
-
-    @property
-    def content(self) -> memoryview:
-        """The whole package, as it was loaded."""
-        return self._archive.content
+            raise NotSavable(
+                "it was loaded, and is written with its own weights", "Use load_state_dict first."
+            )
+        now = {**self._stored, **self._states}
+        held = self._archive.members.items()
+        parts: dict[str, Any] = {n: d for n, d in held if n not in (MANIFEST, KEY)}
+        parts[WEIGHTS] = tensors.write({w.tensor: now[w.name] for w in self._weights})
+        head = {k: v for k, v in self._archive.manifest.items() if k != "members"}
+        write(path, head, parts)
 
 
 class _Weight:
@@ -349,22 +365,23 @@ class _Part:
         self, parts: Sequence[_Part], values: Sequence[Tensor], made: dict[int, Program]
     ) -> Program:
         branches = []
-        for kind, what, single in self.constants.values():
+        for kind, what, how in self.constants.values():
             if kind == "program":
                 if what not in made:
                     made[what] = parts[what].program(parts, values, made)
-                branches.append(Branch(made[what], single))
+                branches.append(Branch(made[what], *how))
         none: Any = None  # there is no graph behind it, and nothing was linked from one
         return Program(none, self.plan, self.link(values, branches), none, none)
 
 
-def _constant(data: Any, values: int, number: int) -> tuple[str, Any, bool]:
+def _constant(data: Any, values: int, number: int) -> tuple[str, Any, Any]:
     kind = field(data, "kind", str)
     if kind == "value":
-        return kind, index(data.get("value"), values), False
+        return kind, index(data.get("value"), values), None
     if kind == "program":  # branches come before what calls them
-        return kind, index(data.get("program"), number), field(data, "single", bool)
-    return "target", _found(data), False
+        how = (field(data, "single", bool), field(data, "dense", list))
+        return kind, index(data.get("program"), number), how
+    return "target", _found(data), None
 
 
 def _found(data: Any) -> Any:
@@ -405,9 +422,13 @@ class _Gear:
         self.states = [text(name) for name in field(data, "states", list)]
         self.static = frozenset(index(i) for i in field(data, "static", list))
         self.written = frozenset(index(i) for i in field(data, "written", list))
+        self.views = {index(out): index(at) for out, at in codec.pairs(data, "views")}
         if unknown := [name for name in self.states if name not in package._states]:
             raise BadPackage(f"there is no state {unknown[0]!r}")
         plan = package._parts[self.program].plan
         given = sum(hasattr(spec, "dtype") for spec in self.signature.specs) + len(self.states)
         if len(plan.inputs) != given or len(plan.outputs) != self.signature.out_tree.num_leaves:
             raise BadPackage("a plan takes or gives another number of values than its signature")
+        inputs, outputs = given - len(self.states), len(plan.outputs)
+        if any(out >= outputs or at >= inputs for out, at in self.views.items()):
+            raise BadPackage("a view is of an input, or is an output, that there is not")

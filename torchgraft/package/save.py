@@ -26,6 +26,7 @@ from torchgraft.package import archive, codec, machine, tensors
 from torchgraft.package.library import Library, LibraryLinker
 from torchgraft.plan import Buffer, Free, Launch, Plan
 from torchgraft.program import Program, written
+from torchgraft.report import Report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +75,7 @@ def pack(compiled: Compiled, weights: Mapping[str, Tensor]) -> Package:
                 "program": writer.program(program),
                 "static": sorted(program.linker.role.static),
                 "written": sorted(written(program.gm)),
+                "views": [[out, at] for out, (at, _) in compiled.views(i, program).items()],
             }
             for i, (source, program) in enumerate(zip(compiled.captures, programs, strict=True))
         ]
@@ -91,9 +93,9 @@ def pack(compiled: Compiled, weights: Mapping[str, Tensor]) -> Package:
         members = {
             "program.json": _json(body),
             "graph.json": _json([_graph(program.gm) for program in programs]),
-            "report.json": _json([dataclasses.asdict(program.report) for program in programs]),
+            "report.json": _json([_report(program.report) for program in programs]),
             **{name: Path(path).read_bytes() for name, path in writer.libraries.items()},
-            "weights.safetensors": tensors.write(stored),
+            archive.WEIGHTS: tensors.write(stored),
         }
     return Package(_head(programs, writer), members)
 
@@ -208,7 +210,8 @@ class _Writer:
             return {"kind": "value", "value": self.prepare.value(held)}
         if isinstance(held, Branch):
             index = self.program(held.program)
-            return {"kind": "program", "program": index, "single": held.single}
+            dense = list(held.dense)
+            return {"kind": "program", "program": index, "single": held.single, "dense": dense}
         return self._target(name, held)
 
     def prepared(self) -> dict[str, Any]:
@@ -247,7 +250,11 @@ def _with_frees(launches: list[Launch], keep: set[Buffer]) -> list[Launch | Free
     return steps
 
 
-# --- The graph, for readers ---
+# --- The graph and the report, for readers ---
+
+
+def _report(report: Report) -> dict[str, Any]:
+    return dataclasses.asdict(dataclasses.replace(report, program=None)) | {"program": None}  # type: ignore[arg-type]
 
 
 def _graph(gm: GraphModule) -> list[dict[str, Any]]:

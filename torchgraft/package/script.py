@@ -79,8 +79,6 @@ def to_script(compiled: Compiled) -> torch.jit.ScriptModule:
 
 
 def _content(compiled: Compiled) -> bytearray:
-    if isinstance(compiled, Loaded):
-        return bytearray(compiled.content)
     with tempfile.TemporaryDirectory() as folder:
         compiled.save(path := Path(folder) / "program.graft")
         return bytearray(path.read_bytes())

@@ -277,7 +277,7 @@ struct Region : Action {
     for (size_t i = 0; i < step.args.size(); ++i) {
       c10::IValue value = frame.fill(step.args[i]);
       if (ints[i]) {
-        inputs.push_back(at::scalar_tensor(value.toInt(), at::kLong));
+        inputs.push_back(at::zeros({}, at::kByte).expand({value.toInt()}));  // read for its size
       } else {
         if (!value.isTensor()) throw Error("generated code is given " + value.tagKind() + " for a tensor");
         inputs.push_back(std::move(value).toTensor());
