@@ -147,3 +147,102 @@ def test_a_cpu_tensor_for_a_cuda_program_is_named() -> None:
     compiled = graft.compile(model, (x,), mode="eager")
     with pytest.raises(graft.GraftError, match=r"'x': declared device cuda:0, got cpu"):
         compiled(x.cpu())
+
+
+# --- Streams ---
+
+
+class Chains(nn.Module):
+    """Two chains of products that do not need each other."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        with graft.stream("side"):
+            for _ in range(8):
+                x = torch.mm(x, x).tanh()
+        for _ in range(8):
+            y = torch.mm(y, y).tanh()
+        return x + y
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_streams_give_the_results_of_one(mode: str) -> None:
+    args = tuple(torch.randn(256, 256, device="cuda") for _ in range(2))
+    compiled = graft.compile(Chains(), args, mode=mode)
+    assert compiled.plan.streams == ["main", "side"]
+    assert not any("not captured" in note for note in compiled.report.notes)
+    for _ in range(20):
+        fresh = tuple(torch.randn_like(a) for a in args)
+        torch.testing.assert_close(compiled(*fresh), Chains()(*fresh), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["eager", "default", "reduce-overhead"])
+def test_a_slow_producer_is_waited_for(mode: str) -> None:
+    """A custom operator that sleeps on the device before it writes: a race would show."""
+
+    @torch.library.custom_op("cuda_streams::late", mutates_args=())
+    def late(x: Tensor) -> Tensor:
+        torch.cuda._sleep(2_000_000)
+        return x * 2
+
+    @late.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    def model(x: Tensor) -> tuple[Tensor, Tensor]:
+        with graft.stream("side"):
+            y = late(x)
+        z = late(x.sin())
+        with graft.stream("other"):
+            both = y + z
+        return both, (y * z).sum()
+
+    x = torch.randn(1 << 20, device="cuda")
+    compiled = graft.compile(model, (x,), mode=mode)
+    for _ in range(10):
+        x = torch.randn_like(x)
+        want = (2 * x + 2 * x.sin(), (4 * x * x.sin()).sum())
+        torch.testing.assert_close(compiled(x), want, rtol=1e-4, atol=1e-2)
+
+
+def test_calls_on_different_streams_do_not_share_memory_too_early() -> None:
+    args = tuple(torch.randn(512, 512, device="cuda") for _ in range(2))
+    compiled = graft.compile(Chains(), args)
+    want = Chains()(*args)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    results = []
+    for number in range(30):
+        with torch.cuda.stream(streams[number % 3]):
+            results.append(compiled(*args))
+    torch.cuda.synchronize()
+    for result in results:
+        torch.testing.assert_close(result, want, rtol=1e-3, atol=1e-3)
+
+
+def test_outputs_of_a_captured_graph_may_be_its_own() -> None:
+    model, (x,) = on_gpu("mlp")
+    compiled = graft.compile(model, (x,), mode="reduce-overhead", alias_outputs=True)
+    first = compiled(x)
+    second = compiled(torch.zeros_like(x))
+    assert first.data_ptr() == second.data_ptr()
+
+
+def test_an_exception_leaves_no_stream_hanging() -> None:
+    @torch.library.custom_op("cuda_streams::fails", mutates_args=())
+    def fails(x: Tensor) -> Tensor:
+        raise ValueError("on the side")
+
+    @fails.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    def model(x: Tensor) -> Tensor:
+        with graft.stream("side"):
+            y = fails(x.sin())
+        return y + x
+
+    x = torch.randn(8, device="cuda")
+    compiled = graft.compile(model, (x,))
+    with pytest.raises(ValueError, match="on the side"):
+        compiled(x)
+    torch.cuda.synchronize()

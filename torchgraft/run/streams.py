@@ -181,20 +181,44 @@ def link_cuda(
     plan: Plan, kernels: Mapping[str, Kernel], constants: Mapping[str, Any]
 ) -> _torch.Flat:
     """A function that enqueues the plan on CUDA streams, forked from and joined into the current
-    one; the streams are this function's own."""
+    one; the streams are this function's own.
+
+    Calls are enqueued one after the other, and a side stream starts when the call before is over:
+    what that one freed belongs to the side stream's memory again, whatever streams the callers use.
+    """
     prove(plan)
-    names = {step.stream for step in plan.steps} - {MAIN}
-    own: dict[str, Any] = {name: torch.cuda.Stream() for name in sorted(names)}  # type: ignore[no-untyped-call]
+    own: dict[str, Any] = {name: torch.cuda.Stream() for name in plan.streams[1:]}  # type: ignore[no-untyped-call]
     made_on = {
         out: step.stream for step in plan.launches for out in step.outputs if out is not None
     }
     foreign = [b for b in set(buffers(plan.outputs)) if made_on.get(b, MAIN) != MAIN]
+    order = threading.Lock()
+    before: list[torch.cuda.Event] = []  # where the last call ended
 
     def run(args: list[Any]) -> list[Any]:
         current = torch.cuda.current_stream()
-        streams = {MAIN: current, **own}
-        call = _Call(plan, args, constants)
-        events: dict[str, torch.cuda.Event] = {}
+        capturing = torch.cuda.is_current_stream_capturing()
+        with order:
+            if before and not capturing:
+                for stream in own.values():
+                    before[0].wait(stream)
+            call = _Call(plan, args, constants)
+            _enqueue(plan, call, kernels, {MAIN: current, **own})
+            if not capturing:
+                before[:] = [current.record_event()]
+                for buffer in foreign:  # the caller's to free: its memory goes to a side stream
+                    if isinstance(call.values[buffer], Tensor):
+                        call.values[buffer].record_stream(current)
+        return call.outputs(plan)
+
+    return run
+
+
+def _enqueue(
+    plan: Plan, call: _Call, kernels: Mapping[str, Kernel], streams: Mapping[str, Any]
+) -> None:
+    events: dict[str, torch.cuda.Event] = {}
+    try:
         for step in plan.steps:
             stream = streams[step.stream]
             if isinstance(step, Launch):
@@ -203,14 +227,11 @@ def link_cuda(
             elif isinstance(step, Free):
                 del call.values[step.buffer]
             elif isinstance(step, Record):
-                events[step.event] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                events[step.event].record(stream)
+                events[step.event] = stream.record_event()
             else:
                 events[step.event].wait(stream)
-        if not torch.cuda.is_current_stream_capturing():
-            for buffer in foreign:  # the caller's to free: its memory goes back to a side stream
-                if isinstance(call.values[buffer], Tensor):
-                    call.values[buffer].record_stream(current)
-        return call.outputs(plan)
-
-    return run
+    except BaseException:  # the caller's stream must not pass what is under way
+        for name, stream in streams.items():
+            if name != MAIN and not torch.cuda.is_current_stream_capturing():
+                streams[MAIN].wait_stream(stream)
+        raise
