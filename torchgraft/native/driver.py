@@ -66,19 +66,32 @@ def build(target: str) -> Root:
     Raises `NativeBuild` where a tool is missing or the compiler refuses. A root that was built
     elsewhere is used where `TORCHGRAFT_NATIVE` names it.
     """
+    if (root := built(target)) is not None:
+        return root
+    tools = _tools(target)
+    place = _place(target, tools)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with locked(place.parent / f"{target}.lock"):
+        if not place.exists():
+            _build(target, tools, place)
+    return Root(place)
+
+
+def built(target: str) -> Root | None:
+    """The root of a target that has been built; None where it has not, or cannot be."""
     if target not in targets():
-        raise UnknownName("native target", target, targets(), where="torchgraft.native.build")
+        raise UnknownName("native target", target, targets(), where="torchgraft.native")
     if given := os.environ.get("TORCHGRAFT_NATIVE"):
         return Root(Path(given))
-    tools = _tools(target)
-    folder = cache_dir() / "native"
-    root = folder / f"{target}-{_digest(target, tools)}"
-    if not root.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / f"{target}.lock"):
-            if not root.exists():
-                _build(target, tools, root)
-    return Root(root)
+    try:
+        place = _place(target, _tools(target))
+    except NativeBuild:
+        return None
+    return Root(place) if place.exists() else None
+
+
+def _place(target: str, tools: _Tools) -> Path:
+    return cache_dir() / "native" / f"{target}-{_digest(target, tools)}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from mindietorch import _compile_spec, _enums, npu
 from torchgraft.compat import backends, device
+from torchgraft.compat.aie import libraries
 from torchgraft.compat.aie.compile import compile, export_engine, finalize, set_device
 from torchgraft.compat.aie.enums import CompileMode, PrecisionPolicy, TensorFormat, dtype
 from torchgraft.compat.aie.inputs import Input
@@ -22,4 +23,5 @@ __all__ = [
 ]
 
 device.activate()
+libraries.activate()
 backends.register()
