@@ -17,6 +17,9 @@ from torchgraft.op.declare import load_prototypes
 from torchgraft.op.define import Op, op
 from torchgraft.op.load import load_ops
 from torchgraft.op.samples import Make
+from torchgraft.package import script as _script  # noqa: F401 (registers torchgraft::run_engine)
+from torchgraft.package.cache import explain_miss
+from torchgraft.package.load import load
 from torchgraft.passes import fusions
 from torchgraft.passes.pattern.define import pattern
 from torchgraft.passes.pattern.explain import explain_match
@@ -53,9 +56,11 @@ __all__ = [
     "converter",
     "converters_for",
     "explain_match",
+    "explain_miss",
     "fallback",
     "fusions",
     "fx_pass",
+    "load",
     "load_ops",
     "load_prototypes",
     "op",

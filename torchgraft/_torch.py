@@ -476,7 +476,7 @@ def mode_options(mode: str) -> dict[str, Any]:
     return {k: v for k, v in options.items() if not k.startswith("triton.cudagraph")}
 
 
-_GRAPH_IDS = itertools.count()
+GRAPH_IDS = itertools.count()
 
 
 def inductor_compile(
@@ -504,10 +504,10 @@ def inductor_compile(
     settings = {"freezing": True, "freezing_discard_parameters": False} if frozen else {}
     with config.patch({**settings, **options}), tracing(TracingContext(mode)), _lazily():
         if is_inference:
-            gm = _joint_passes(gm, inputs)
+            gm = joint_passes(gm, inputs)
         extra: dict[str, Any] = {}
         if frozen:
-            gm, extra = _freeze(gm, inputs)
+            gm, extra = freeze(gm, inputs)
             for node in gm.graph.find_nodes(op="get_attr"):
                 setattr(gm, node.target, own(getattr(gm, node.target)))
         output = next(iter(reversed(gm.graph.nodes)))
@@ -521,7 +521,7 @@ def inductor_compile(
                 gm,
                 inputs,
                 cudagraphs=BoxedBool(False),
-                graph_id=next(_GRAPH_IDS),
+                graph_id=next(GRAPH_IDS),
                 is_inference=is_inference,
                 is_backward=is_backward,
                 **extra,
@@ -543,7 +543,7 @@ def _forget_modules(first: int) -> None:
             sys.modules.pop(module.__name__, None)
 
 
-def _joint_passes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+def joint_passes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
     from torch._inductor.compile_fx import _recursive_joint_graph_passes as run
     from torch._inductor.virtualized import V
 
@@ -553,19 +553,19 @@ def _joint_passes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
         return run(gm)
 
 
-def _freeze(gm: GraphModule, inputs: Sequence[Any]) -> tuple[GraphModule, dict[str, Any]]:
+def freeze(gm: GraphModule, inputs: Sequence[Any]) -> tuple[GraphModule, dict[str, Any]]:
     """Inductor's freezing: packed and folded weights, channels-last convolutions where they pay."""
     from torch._guards import tracing
+    from torch._inductor import freezing
     from torch._inductor.compile_fx import fake_tensor_prop
-    from torch._inductor.freezing import convert_conv_weights_to_channels_last, freeze
     from torch._inductor.graph import GraphLowering
 
     layout = GraphLowering.decide_layout_opt(gm, is_inference=True)
     with tracing(None):
         if layout:
             fake_tensor_prop(gm, inputs, True)
-            convert_conv_weights_to_channels_last(gm)
-        gm, _ = freeze(gm, gm, list(inputs))
+            freezing.convert_conv_weights_to_channels_last(gm)
+        gm, _ = freezing.freeze(gm, gm, list(inputs))
     return gm, {"layout_opt": layout}
 
 
@@ -722,7 +722,8 @@ def register_backend(name: str, compiler: Callable[..., Any]) -> None:
 
 def register_device(name: str, module: ModuleType) -> None:
     """Make `module` what `torch.<name>` is; part of torch's interface for devices of others."""
-    torch._register_device_module(name, module)
+    register: Any = torch._register_device_module  # untyped in torch
+    register(name, module)
 
 
 def drop_fake(name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +17,12 @@ from torchgraft import _torch
 from torchgraft.backend import backend
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
-from torchgraft.errors import BadValue, NotCopied, NotYet, WeightMismatch
+from torchgraft.errors import BadValue, NotCopied, NotSavable, NotYet, WeightMismatch
 from torchgraft.fx import edit, meta, returned, script
-from torchgraft.fx.capture import Capture, capture, from_exported
+from torchgraft.fx.capture import Capture, Origin, capture, from_exported
 from torchgraft.fx.load import load
 from torchgraft.inputs import Declared, declare
-from torchgraft.link import Role
+from torchgraft.link import Linker, Role
 from torchgraft.plan import Plan
 from torchgraft.program import Program, build
 from torchgraft.report import Report
@@ -62,6 +62,14 @@ def compile(
     ...
     """
     config = Config.given(config).replace(**fields)
+    taken = captured_for(model, inputs, kwargs, config)
+    return taken if isinstance(taken, Compiled) else _compiled(*taken, config)
+
+
+def captured_for(
+    model: Any, inputs: Any, kwargs: Mapping[str, Any] | None, config: Config
+) -> tuple[str, str, list[Capture]] | Partial:
+    """A program's name, its front end and its graphs; a `Partial` where it is not one graph."""
     if isinstance(model, (str, os.PathLike)):
         model = load(model)
     name, own = _name(model), config.decompositions
@@ -69,7 +77,7 @@ def compile(
         taken = from_exported(model, freeze=config.freeze, keep=candidates(config), own=own)
         if config.verify != "off" and model.example_inputs is not None:
             _samples(taken, _torch.flatten(model.example_inputs)[0])
-        return Compiled(name, "export", [taken], config)
+        return name, "export", [taken]
     if not callable(model):
         raise BadValue("model", model, "a module, a function, an exported program or a path")
     if inputs is None and kwargs is None:
@@ -89,7 +97,15 @@ def compile(
             leaves = _torch.flatten((one.args, one.kwargs))[0]
             known = zip(leaves, one.ranges, strict=True)
             _samples(taken, [leaf if ranges is None else None for leaf, ranges in known])
-    return Compiled(name, front_end, captures, config)
+    return name, front_end, captures
+
+
+def _compiled(name: str, front_end: str, captures: Sequence[Capture], config: Config) -> Compiled:
+    if config.cache_dir is None:
+        return Compiled(name, front_end, captures, config)
+    from torchgraft.package.cache import Cache
+
+    return Cache(config.cache_dir, config.cache_bytes).get(name, front_end, captures, config)
 
 
 def _samples(taken: Capture, leaves: Sequence[Any]) -> None:
@@ -102,18 +118,26 @@ class Compiled:
     """A compiled program: call it as the model. Thread-safe; records no gradients."""
 
     def __init__(
-        self, name: str, front_end: str, captures: Sequence[Capture], config: Config
+        self,
+        name: str,
+        front_end: str,
+        captures: Sequence[Capture],
+        config: Config,
+        *,
+        link: bool = True,
     ) -> None:
         self.name, self.config = name, config
-        self._front_end = front_end
+        self.front_end = front_end
         # The graphs as captured, without weights: new weights start from here.
         self._sources = [(copy.deepcopy(c.gm.graph), dict(c.gm.meta), c) for c in captures]
-        self._link([self._build(c.gm, c) for c in captures])
+        if link:
+            self._link([self.build(c.gm, c) for c in captures])
 
-    def _build(self, gm: GraphModule, source: Capture) -> Program:
+    def build(self, gm: GraphModule, source: Capture, linker: type[Linker] = Linker) -> Program:
+        """Compile a graph that was captured."""
         count = len(gm.graph.find_nodes(op="placeholder"))
         static = frozenset(range(count - len(source.states), count))
-        program = build(gm, self.config, Role(self._front_end, static=static), self.name)
+        program = build(gm, self.config, Role(self.front_end, static=static), self.name, linker)
         if source.weights:
             program.report.notes.append(
                 f"{len(source.weights)} weights are frozen: later changes to the module are not "
@@ -125,14 +149,40 @@ class Compiled:
         self._programs = programs
         bound = [
             calls.Call(
-                _guarded(source, gm_meta),
+                self.signature(i),
                 program.run,
-                list(source.states.values()),
-                returned.views_of_inputs(program.gm, len(source.states)),
+                list(self.captures[i].states.values()),
+                self.views(i, program),
             )
-            for (_, gm_meta, source), program in zip(self._sources, programs, strict=True)
+            for i, program in enumerate(programs)
         ]
         self._call = calls.make(bound)
+
+    @property
+    def captures(self) -> list[Capture]:
+        """What was captured, one per gear."""
+        return [source for _, _, source in self._sources]
+
+    def signature(self, gear: int) -> Signature:
+        """What a gear takes and gives, with what compiling assumed of its sizes."""
+        _, gm_meta, source = self._sources[gear]
+        return _guarded(source, gm_meta)
+
+    def views(self, gear: int, program: Program) -> Mapping[int, tuple[int, returned.View]]:
+        """The outputs that are an input or a view of one."""
+        return returned.views_of_inputs(program.gm, len(self.captures[gear].states))
+
+    def fresh(self, weights: Mapping[str, Tensor]) -> Iterator[tuple[GraphModule, Capture]]:
+        """The graphs as captured, with these weights."""
+        for graph, gm_meta, source in self._sources:
+            root = torch.nn.Module()
+            for attribute, constant in source.constants.items():
+                setattr(root, attribute, constant)
+            for name, weight in source.weights.items():
+                root.register_buffer(weight.attribute, weights[name])
+            gm = GraphModule(root, copy.deepcopy(graph))
+            gm.meta.update(gm_meta)
+            yield gm, source
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
@@ -165,11 +215,11 @@ class Compiled:
 
     def program_for(self, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
         """The program that a call takes, and the values of its graph's inputs."""
-        signatures = [source.signature for _, _, source in self._sources]
+        signatures = [source.signature for source in self.captures]
         if not signatures:
             raise BadValue("program", self, "one that is compiled as a whole")
         index, leaves = calls.fit(signatures, tuple(inputs), {})
-        source = self._sources[index][2]
+        source = self.captures[index]
         specs = spec_tensors(signatures[index].specs)
         tensors = [calls.restride(leaves[i].detach(), spec) for i, spec in specs]
         return self._programs[index], [*tensors, *source.states.values()]
@@ -188,7 +238,7 @@ class Compiled:
     def explain(self) -> str:
         """Everything about this program as one text: inputs, report, graph, plan."""
         parts = []
-        for (_, _, source), program in zip(self._sources, self._programs, strict=True):
+        for source, program in zip(self.captures, self._programs, strict=True):
             parts += ["inputs:", *(f"  {s.name}: {s}" for s in source.signature.specs)]
             parts.append(_explain(program))
         return "\n".join(parts)
@@ -199,29 +249,69 @@ class Compiled:
         Frozen weights are folded into the code, so this compiles again where there are any; the
         generator's cache makes that much cheaper than the first time.
         """
-        for _, _, source in self._sources:
+        for source in self.captures:
             held = {name: weight.value for name, weight in source.weights.items()}
             held |= {name: state for name, state in source.states.items() if name in source.saved}
-            _check_weights(held, state_dict)
-        for _, _, source in self._sources:
+            check_weights(held, state_dict)
+        for source in self.captures:
             with torch.no_grad():
                 for name in source.states.keys() & source.saved:
                     source.states[name].copy_(state_dict[name])
-        if not any(source.weights for _, _, source in self._sources):
+        if not any(source.weights for source in self.captures):
             return
         programs = []
-        for graph, gm_meta, source in self._sources:
-            root = torch.nn.Module()
-            for attribute, constant in source.constants.items():
-                setattr(root, attribute, constant)
-            for name, weight in source.weights.items():
-                root.register_buffer(weight.attribute, state_dict[name].detach())
-            gm = GraphModule(root, copy.deepcopy(graph))
-            gm.meta.update(gm_meta)
+        for gm, source in self.fresh({name: t.detach() for name, t in state_dict.items()}):
             gm.meta["borrowed"] = meta.addresses(state_dict[name] for name in source.weights)
-            programs.append(self._build(gm, source))
+            programs.append(self.build(gm, source))
             source.gm = gm  # the old weights go
+            for name, weight in source.weights.items():
+                origin = Origin(state_dict[name])
+                source.weights[name] = dataclasses.replace(weight, origin=origin)
         self._link(programs)
+
+    def save(
+        self, path: str | os.PathLike[str], *, weights: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Write the program to a file that `graft.load` reads, on this kind of machine.
+
+        Generated code is compiled once more, into libraries (see docs/package.md). Frozen weights
+        are not kept as they were: the model's are taken, and `weights` is needed where the model is
+        gone or its weights have changed.
+
+        >>> import tempfile, torch, torchgraft as graft
+        >>> compiled = graft.compile(torch.nn.ReLU(), (torch.ones(3),), mode="eager")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     compiled.save(f"{folder}/relu.graft")
+        ...     graft.load(f"{folder}/relu.graft")(torch.tensor([-1.0, 0.0, 2.0]))
+        tensor([0., 0., 2.])
+        """
+        from torchgraft.package.save import pack
+
+        pack(self, self.originals(weights)).write(path)
+
+    def script(self) -> torch.jit.ScriptModule:
+        """The program as a ScriptModule, for `torch.jit.save`; it holds the package in a buffer.
+
+        `torch.jit.load` gives it back in any process that has imported torchgraft.
+        """
+        from torchgraft.package.script import to_script
+
+        return to_script(self)
+
+    def originals(self, given: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """The weights before anything was folded."""
+        wanted = {n: w for source in self.captures for n, w in source.weights.items()}
+        if given is not None:
+            check_weights({n: w.value for n, w in wanted.items()}, given, extra=True)
+            return {name: given[name] for name in wanted}
+        found = {name: weight.origin.tensor() for name, weight in wanted.items()}
+        if gone := [name for name, tensor in found.items() if tensor is None]:
+            raise NotSavable(
+                f"{len(gone)} of its weights (such as {gone[0]!r}) are folded into the code, and "
+                f"the model's own were freed or changed since",
+                "Pass them: compiled.save(path, weights=model.state_dict()).",
+            )
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise NotCopied(self.name)
@@ -289,9 +379,19 @@ class Partial(Compiled):
         kept = [f"in Python: {b.kind} on {b.on} at {b.line}" for b in self._branches]
         return "\n".join([*kept, *map(_explain, self._programs)])
 
+    def save(
+        self, path: str | os.PathLike[str], *, weights: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Raise: the branches are Python, and a package holds none."""
+        kept = ", ".join(f"{b.kind} on {b.on} at {b.line}" for b in self._branches)
+        raise NotSavable(
+            f"it has branches that stay in Python ({kept})",
+            "Write them with torch.cond or torch.where, or compile what lies between them.",
+        )
+
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Use new weights from the next call on; all of them, or nothing changes."""
-        _check_weights(self._module.state_dict(), state_dict)
+        check_weights(self._module.state_dict(), state_dict)
         self._module.load_state_dict(dict(state_dict))
 
 
@@ -317,9 +417,12 @@ def _guarded(source: Capture, gm_meta: Mapping[str, Any]) -> Signature:
     return dataclasses.replace(source.signature, guards=guards)
 
 
-def _check_weights(held: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
+def check_weights(
+    held: Mapping[str, Tensor], new: Mapping[str, Tensor], *, extra: bool = False
+) -> None:
     problems = [f"missing: {name}" for name in held.keys() - new.keys()]
-    problems += [f"not in the program: {name}" for name in new.keys() - held.keys()]
+    if not extra:
+        problems += [f"not in the program: {name}" for name in new.keys() - held.keys()]
     for name in held.keys() & new.keys():
         one, two = held[name], new[name]
         if one.shape != two.shape or one.dtype != two.dtype:

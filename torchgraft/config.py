@@ -107,6 +107,11 @@ class Config:
     """Which files: `txt`, `py` (runs again), `json`, `dot`, `svg`, `pbtxt` and `onnx` (Netron)."""
     inductor: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     """Options for the code generator, as `torch.compile(options=...)` takes them."""
+    cache_dir: str | os.PathLike[str] | None = None
+    """`graft.compile` only: keep compiled programs in this folder, and use them again. A program
+    is found by its graph, weights, passes, settings, versions and machine."""
+    cache_bytes: int = 4 << 30
+    """How large the cache may grow; the least recently used programs go first."""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -164,6 +169,10 @@ class Config:
             if name not in DUMP_FORMATS:
                 raise UnknownName("format", name, DUMP_FORMATS, where="Config.dump_formats")
         object.__setattr__(self, "dump_formats", tuple(self.dump_formats))
+        if not isinstance(self.cache_dir, (str, os.PathLike, type(None))):
+            raise BadValue("Config.cache_dir", self.cache_dir, "the path of a folder")
+        if not isinstance(self.cache_bytes, int) or self.cache_bytes < 0:
+            raise BadValue("Config.cache_bytes", self.cache_bytes, "a number of bytes")
         if not isinstance(self.inductor, Mapping):
             raise BadValue("Config.inductor", self.inductor, "a mapping of Inductor options")
         object.__setattr__(self, "inductor", MappingProxyType(_known(self.inductor)))

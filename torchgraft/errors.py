@@ -30,12 +30,10 @@ class UnknownName(GraftError):
         self.kind, self.name, self.known = kind, name, tuple(sorted(known))
         near = difflib.get_close_matches(str(name), self.known, n=_NEAREST)
         prefix = f"{where}: " if where else ""
-        if len(self.known) <= _LISTED:
-            hint = f"Did you mean {near[0]!r}? " if near else ""
-            said = f"{hint}Known: {_list(self.known)}."
-        else:
-            said = f"Nearest of {len(self.known)}: {_list(near)}."
-        super().__init__(f"{prefix}unknown {kind} {name!r}. {said}")
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        many = f"{len(self.known)} names, the nearest are {_list(near)}"
+        listed = _list(self.known) if len(self.known) <= _LISTED else many
+        super().__init__(f"{prefix}unknown {kind} {name!r}. {hint}Known: {listed}.")
 
 
 class BadValue(GraftError):
@@ -575,3 +573,44 @@ class NoProgram(GraftError):
             f"program's.\nUse compiled.report, which keeps its program, or compile with "
             f"Config(report='folder')."
         )
+
+
+class NotSavable(GraftError):
+    """A compiled program cannot be written to a file."""
+
+    def __init__(self, why: str, fix: str) -> None:
+        self.why, self.fix = why, fix
+        super().__init__(f"the program cannot be saved: {why}.\n{fix}".rstrip())
+
+
+class BadPackage(GraftError):
+    """A file is not a package, or not the one that was written."""
+
+    def __init__(self, why: str, path: object = None) -> None:
+        self.why, self.path = why, path
+        where = f"{path}: " if path is not None else ""
+        super().__init__(
+            f"{where}not a package that can be loaded: {why}.\n"
+            f"Copy it again from where it was saved, or save it again with compiled.save(path)."
+        )
+
+
+class WrongMachine(GraftError):
+    """A package was made for another torch, another device or another processor."""
+
+    def __init__(self, path: object, needs: str, has: str, fix: str) -> None:
+        self.path, self.needs, self.has, self.fix = path, needs, has, fix
+        super().__init__(f"{path}: it needs {needs}, here is {has}.\n{fix}")
+
+
+class MissingLibrary(GraftError):
+    """A package calls operators that nobody has registered, or that another library registered."""
+
+    def __init__(self, path: object, ops: Iterable[str], library: str | None, why: str) -> None:
+        self.path, self.ops, self.library, self.why = path, tuple(ops), library, why
+        fix = (
+            f"Load it first: torch.ops.load_library(.../{library!r})."
+            if library is not None
+            else "Import the Python module that declares them first."
+        )
+        super().__init__(f"{path}: it calls {', '.join(self.ops)}, {why}.\n{fix}")

@@ -49,6 +49,23 @@ class Role:
 Assemble = Callable[[GraphModule, Config, Role, Report], Any]
 
 
+@dataclasses.dataclass
+class Branch:
+    """A branch of `cond` or `while_loop`, as the function that those call."""
+
+    program: Any
+    single: bool  # it gives one value, not a tuple
+    dense: tuple[bool, ...] = ()  # operands that it wants contiguous
+
+    def __call__(self, *operands: Any) -> Any:
+        given = list(operands)
+        for i, wanted in enumerate(self.dense):
+            if wanted:
+                given[i] = given[i].contiguous()
+        outputs = self.program.run(given)
+        return outputs[0] if self.single else tuple(outputs)
+
+
 class Linker:
     """Cuts the graph, compiles the regions and lays the launches out as a plan."""
 
@@ -63,7 +80,7 @@ class Linker:
         self.objects: dict[str, Buffer] = {}
         self.launches: list[Launch] = []
         self.owned: dict[Any, Tensor] = {}  # copies of the module's weights
-        self.branches: dict[str, Callable[..., Any]] = {}
+        self.branches: dict[str, Branch] = {}
         self.units: list[Unit] = []
         self.shared: list[tuple[Buffer, Buffer]] = []
         self.order: list[tuple[int, int]] = []  # launches: first, then
@@ -134,7 +151,8 @@ class Linker:
                 graphs = [n for n in node.all_input_nodes if n.op == "get_attr"]
                 try:
                     for graph in graphs:
-                        self._branch(str(graph.target))
+                        if isinstance(meta.attribute(self.gm, str(graph.target)), GraphModule):
+                            self.branch(str(graph.target))
                 except ResultChanged:
                     raise
                 except Exception as error:
@@ -145,12 +163,14 @@ class Linker:
                 places[node] = Place(KERNEL, "its branches are compiled", "control flow")
         return places
 
-    def _branch(self, target: str) -> None:
+    def branch(self, target: str) -> Branch:
+        """The graph of this name, compiled."""
+        if target in self.branches:
+            return self.branches[target]
         held = meta.attribute(self.gm, target)
-        if target in self.branches or not isinstance(held, GraphModule):
-            return
         gm = GraphModule(held, copy.deepcopy(held.graph))
-        gm.meta["fake_mode"] = self.gm.meta["fake_mode"]
+        kept = ("fake_mode", "prepare", "folder")
+        gm.meta |= {key: held for key, held in self.gm.meta.items() if key in kept}
         output = next(iter(reversed(gm.graph.nodes)))
         single = not isinstance(output.args[0], (tuple, list))
         if single:
@@ -161,24 +181,18 @@ class Linker:
         dialect.canonicalise(gm)
         report = Report(target, self.role.front_end, self.config.mode, self.report.device)
         role = dataclasses.replace(self.role, static=frozenset())
-        run = self._assemble(gm, self.config, role, report).run
+        program = self._assemble(gm, self.config, role, report)
         for node in report.nodes:
             name, region = f"{target}/{node.node}", f"{target}/{node.region}"
             self.report.nodes.append(dataclasses.replace(node, node=name, region=region))
         self.report.conversions += report.conversions
         self.report.notes += [f"{target}: {note}" for note in report.notes]
-
         # A loop may slice what it loops over; its body was traced with dense slices.
         with _torch.quiet_guards(gm.meta["fake_mode"]):
             inputs = meta.inputs_of(gm)
             dense = [isinstance(value, Tensor) and value.is_contiguous() for value in inputs]
-
-        def branch(*operands: Any) -> Any:
-            pairs = zip(operands, dense, strict=True)
-            outputs = run([operand.contiguous() if made else operand for operand, made in pairs])
-            return outputs[0] if single else tuple(outputs)
-
-        self.branches[target] = branch
+        self.branches[target] = Branch(program, single, tuple(dense))
+        return self.branches[target]
 
     def _fresh(self) -> Buffer:
         return Buffer(len(self.numbers) + len(self.objects))
@@ -208,6 +222,8 @@ class Linker:
             return constant
         if (key := _view(constant)) not in self.owned:
             self.owned[key] = constant.clone(memory_format=torch.preserve_format)
+            if "prepare" in self.gm.meta:
+                self.gm.meta["prepare"].same(self.owned[key], constant)
         return self.owned[key]
 
     def _object(self, value: Any) -> Buffer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import logging
 import time
 import warnings
@@ -48,23 +49,18 @@ class Program:
     """The last `compiled.profile(...)`: what a page shows as measured."""
 
 
-def build(gm: GraphModule, config: Config, role: Role, name: str) -> Program:
+def build(
+    gm: GraphModule, config: Config, role: Role, name: str, linker: type[Linker] = Linker
+) -> Program:
     """Compile a graph in our dialect. `gm` is changed."""
     with _torch.compiling(), _torch.size_oblivious(gm.meta.get("dynamic", False)):
-        return _build(gm, config, role, name)
+        return _build(gm, config, role, name, linker)
 
 
-def _build(gm: GraphModule, config: Config, role: Role, name: str) -> Program:
+def _build(gm: GraphModule, config: Config, role: Role, name: str, linker: type[Linker]) -> Program:
     report = Report(name, role.front_end, config.mode, _device(gm))
-    program = _assemble(gm, config, role, report)
-    if config.mode in ("reduce-overhead", "max-autotune") and report.device == "cuda":
-        program.run = cuda.Captured(
-            program.run,
-            static=role.static,
-            written=_written(gm),
-            report=report,
-            alias_outputs=config.alias_outputs,
-        )
+    program = _assemble(gm, config, role, report, linker)
+    program.run = captured(program.run, config, role.static, written(gm), report)
     _say(report, config)
     remember(report, program)
     if config.report is not None:
@@ -93,7 +89,28 @@ def _culprit(node: Placed) -> str:
     return f"{node.node} ({node.op}){at}: {node.kind}: {node.reason}"
 
 
-def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Program:
+def captured(
+    run: _torch.Flat,
+    config: Config,
+    static: frozenset[int],
+    written: frozenset[int],
+    report: Report,
+) -> _torch.Flat:
+    """The program as one CUDA graph, where its mode asks for that."""
+    if config.mode not in ("reduce-overhead", "max-autotune") or report.device != "cuda":
+        return run
+    return cuda.Captured(
+        run,
+        static=static,
+        written=written,
+        report=report,
+        alias_outputs=config.alias_outputs,
+    )
+
+
+def _assemble(
+    gm: GraphModule, config: Config, role: Role, report: Report, linker: type[Linker]
+) -> Program:
     """Everything from the captured graph to a function that runs."""
     watch: Watch | None = None
     if config.verify != "off":
@@ -117,7 +134,7 @@ def _assemble(gm: GraphModule, config: Config, role: Role, report: Report) -> Pr
     gm.recompile()
     report.seconds["passes"] = time.perf_counter() - start
     start = time.perf_counter()
-    program = _link(gm, config, role, report)
+    program = _link(gm, config, role, report, linker)
     if watch is not None and captured is not None and config.verify != "each":
         program = _compared(program, watch, captured, role)
     program.history = history
@@ -165,8 +182,10 @@ def _convert(gm: GraphModule, config: Config, watch: Watch | None) -> list[Conve
         pinned |= {guilty} if guilty and guilty not in pinned else set(became)
 
 
-def _link(gm: GraphModule, config: Config, role: Role, report: Report) -> Program:
-    linker = Linker(gm, config, role, report, _assemble)
+def _link(
+    gm: GraphModule, config: Config, role: Role, report: Report, kind: type[Linker]
+) -> Program:
+    linker = kind(gm, config, role, report, functools.partial(_assemble, linker=kind))
     plan = linker.plan()
     run = link(plan, linker.kernels, linker.constants, report.device, config.adversary)
     return Program(gm, plan, run, report, linker)
@@ -209,7 +228,7 @@ def _compared(program: Program, watch: Watch, captured: GraphModule, role: Role)
         nodes[0].meta["pinned"] = f"{found.by} changed its result"
         report.notes.append(f"pinned: {found}")
         report.nodes.clear()
-        program = _link(program.gm, config, role, report)
+        program = _link(program.gm, config, role, report, type(program.linker))
 
 
 def drawn_alike(program: Program) -> Program:
@@ -220,7 +239,7 @@ def drawn_alike(program: Program) -> Program:
     if gm is None:
         return program
     scratch = Report(program.report.name, linker.role.front_end, program.report.mode)
-    return _link(gm, linker.config, linker.role, scratch)
+    return _link(gm, linker.config, linker.role, scratch, Linker)
 
 
 def _device(gm: GraphModule) -> str:
@@ -229,7 +248,7 @@ def _device(gm: GraphModule) -> str:
     return "cuda" if "cuda" in kinds else next(iter(sorted(kinds - {"cpu"})), "cpu")
 
 
-def _written(gm: GraphModule) -> frozenset[int]:
+def written(gm: GraphModule) -> frozenset[int]:
     """Which inputs the program writes to."""
     inputs = gm.graph.find_nodes(op="placeholder")
     written = {

@@ -149,7 +149,8 @@ def test_of_hundreds_of_names_the_nearest_few_are_listed() -> None:
     count = len(_torch.inductor_options())
     assert str(caught.value).startswith(
         "Config.inductor: unknown Inductor option 'max_autotune_gem'. "
-        f"Nearest of {count}: 'max_autotune_gemm', "
+        f"Did you mean 'max_autotune_gemm'? Known: {count} names, the nearest are "
+        f"'max_autotune_gemm', "
     )
     assert count > 100
     assert len(str(caught.value)) < 300

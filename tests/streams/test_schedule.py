@@ -82,6 +82,18 @@ def conflict(one: Launch, two: Launch) -> bool:
     return bool(made & (two.reads | written) or one.reads & written)
 
 
+def test_a_view_made_on_one_stream_is_waited_for_on_another() -> None:
+    x, y, view, z = map(Buffer, range(4))
+    launches = [
+        Launch("k", (x,), (), (y,)),
+        Launch("view", (y,), (), (view,)),
+        Launch("k", (view,), (), (z,), stream="side"),
+    ]
+    plan = schedule((x,), (), launches, (z,), shared=[(view, y)])
+    assert next(str(s) for s in plan.steps if isinstance(s, Wait)) == "wait('side', 'after1')"
+    assert hazards(plan) == []
+
+
 def test_one_stream_needs_no_waits_at_all() -> None:
     launches, outputs = random_launches(1, 30, 1)
     plan = schedule((Buffer(0), Buffer(1)), (), launches, outputs)

@@ -513,6 +513,19 @@ def test_writes_and_views_across_streams(mode: str, freeze: bool) -> None:
         torch.testing.assert_close(one, two)
 
 
+def test_a_view_is_ready_before_another_stream_reads_it() -> None:
+    def model(x: Tensor) -> Tensor:
+        y = x.sin().t().reshape(-1)  # may be a view, may be a copy
+        with graft.stream("side"):
+            z = y.cos()
+        return z + y
+
+    for seed in range(8):
+        compiled = graft.compile(model, (X,), mode="eager", adversary=seed)
+        assert before(compiled.plan, "aten.reshape.default", "aten.cos.default")
+        torch.testing.assert_close(compiled(X), model(X))
+
+
 @pytest.mark.parametrize("mode", ["eager", "default"])
 def test_backward_runs_on_the_streams_of_forward(mode: str) -> None:
     class Branches(nn.Module):

@@ -28,15 +28,20 @@ def generate(
 ) -> _torch.Flat:
     """Code for one region. `gm` is the generator's to change; constants it keeps go through
     `own`, which copies those that belong to the caller."""
-    options = _torch.mode_options(_MODES.get(config.mode, config.mode))
-    mode, symbols = _torch.fake_mode_of(inputs), {s for v in inputs for s in _torch.symbols_of(v)}
-    if any(_torch.symbol_range(mode, symbol)[0] < 2 for symbol in symbols):
-        options["layout_optimization"] = False  # guessing channels-last assumes that sizes exceed 1
-    options |= config.inductor
+    options = options_for(inputs, config)
     gm = decompose(gm, inputs, _torch.inductor_decompositions())
     return _torch.inductor_compile(
         gm, inputs, options=options, is_inference=is_inference, is_backward=is_backward, own=own
     )
+
+
+def options_for(inputs: Sequence[Any], config: Config) -> dict[str, Any]:
+    """Inductor's options for a region with these inputs."""
+    options = _torch.mode_options(_MODES.get(config.mode, config.mode))
+    mode, symbols = _torch.fake_mode_of(inputs), {s for v in inputs for s in _torch.symbols_of(v)}
+    if any(_torch.symbol_range(mode, symbol)[0] < 2 for symbol in symbols):
+        options["layout_optimization"] = False  # guessing channels-last assumes that sizes exceed 1
+    return options | dict(config.inductor)
 
 
 _MODES = {"max-autotune": "max-autotune-no-cudagraphs"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchgraft import _torch
 from torchgraft.errors import BadConverter
 from torchgraft.fx.names import operator_named
-from torchgraft.passes.registry import current
+from torchgraft.passes.registry import current, is_default
 
 if TYPE_CHECKING:
     from torchgraft.config import Config
@@ -32,7 +32,9 @@ class Converter:
 
     @property
     def where(self) -> str:
-        """File and line of the function."""
+        """File and line of the function; of one in C++, its library."""
+        if (library := getattr(self.fn, "where", None)) is not None:
+            return str(library)
         code = getattr(inspect.unwrap(self.fn), "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.fn)
 
@@ -174,7 +176,13 @@ def candidates(config: Config) -> dict[Any, list[Converter]]:
     """By operator, the converters that a compile with this config asks, in order."""
     registry = config.registry if config.registry is not None else current()
     table: dict[Any, list[Converter]] = {}
-    for one in [*reversed(config.converters), *reversed(list(registry.converters)), *BUILTIN]:
+    loaded: list[Converter] = []
+    if is_default(registry):
+        from torchgraft.native.bridge import converters
+
+        loaded = converters()
+    given = [*reversed(config.converters), *reversed(list(registry.converters))]
+    for one in [*given, *loaded, *BUILTIN]:
         for op in one.ops:
             table.setdefault(op, []).append(one)
     return table

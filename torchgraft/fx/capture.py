@@ -12,6 +12,7 @@ import inspect
 import operator
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from types import MappingProxyType
 from typing import Any
@@ -50,10 +51,29 @@ class Capture:
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """A frozen weight: the attribute of the graph's module, and its type (a fake tensor)."""
+    """A frozen weight: the attribute of the graph's module, its type (a fake tensor), and the
+    tensor it was taken from, which is somebody else's."""
 
     attribute: str
     value: Tensor
+    origin: Origin
+
+
+class Origin:
+    """A tensor that is not kept alive, and whether it still is what it was."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._ref, self._version = weakref.ref(tensor), _version(tensor)
+
+    def tensor(self) -> Tensor | None:
+        """The tensor; None where it is gone or was written to."""
+        found = self._ref()
+        return found if found is not None and _version(found) == self._version else None
+
+
+def _version(tensor: Tensor) -> tuple[int, int]:
+    writes = 0 if tensor.is_inference() else tensor._version
+    return writes, tensor.data_ptr() if tensor.layout == torch.strided else 0
 
 
 def capture(
@@ -302,7 +322,8 @@ class _Unlift:
             else:
                 attribute = f"_weight{len(self.weights)}"
                 self.root.register_buffer(attribute, tensor)
-                self.weights[name] = Weight(attribute, node.meta["val"])
+                origin = Origin(self._held(name))
+                self.weights[name] = Weight(attribute, node.meta["val"], origin)
             copied = self.graph.create_node("get_attr", attribute, name=node.name)
             copied.meta = {"val": node.meta["val"], **({} if constant else {"weight": name})}
             self.env[node] = copied

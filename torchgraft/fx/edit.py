@@ -88,17 +88,17 @@ class Graph:
         """Run nodes on a stream. What crosses streams waits by itself; "main" is the caller's.
 
         >>> import torch, torchgraft as graft
-        >>> @graft.fx_pass(stage="pre")
+        >>> @graft.fx_pass(stage="pre", register=False)
         ... def beside(graph):
         ...     graph.place(graph.one(torch.ops.aten.mm), stream="side")
         >>> model, x = lambda x: (x @ x) + x, torch.eye(2)
         >>> print(graft.compile(model, (x,), mode="eager", pre_passes=[beside]).plan.timeline())
-        main              side
-        ----------------  ---------------
+        main             side
+        ---------------  ---------------
         record entry
-                          wait entry
-                          aten.mm.default
-                          record after0
+                         wait entry
+                         aten.mm.default
+                         record after0
         wait after0
         aten.add.Tensor
         """

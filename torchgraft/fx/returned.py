@@ -66,7 +66,7 @@ def views_of_inputs(gm: GraphModule, states: int) -> dict[int, tuple[int, View]]
         while isinstance(root, Node) and (source := _viewed(root)) is not None:
             root = source
         if root in inputs:
-            views[i] = (inputs.index(root), functools.partial(_replay, gm, node))
+            views[i] = (inputs.index(root), functools.partial(replay, gm, node))
     return views
 
 
@@ -78,7 +78,7 @@ def _viewed(node: Node) -> Node | None:
     return source if isinstance(source, Node) else None
 
 
-def _replay(gm: GraphModule, node: Node, *inputs: Any) -> Any:
+def replay(gm: GraphModule, node: Node, *inputs: Any) -> Any:
     """The value of one node, computed on ATen from the inputs alone."""
     graph, env = Graph(), {}
     for placeholder, _ in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=False):

@@ -63,10 +63,13 @@ def build(target: str) -> Root:
     """Build a target, or find it built, and give its root.
 
     The first build of a target takes a minute or two; after that this costs some milliseconds.
-    Raises `NativeBuild` where a tool is missing or the compiler refuses.
+    Raises `NativeBuild` where a tool is missing or the compiler refuses. A root that was built
+    elsewhere is used where `TORCHGRAFT_NATIVE` names it.
     """
     if target not in targets():
         raise UnknownName("native target", target, targets(), where="torchgraft.native.build")
+    if given := os.environ.get("TORCHGRAFT_NATIVE"):
+        return Root(Path(given))
     tools = _tools(target)
     folder = cache_dir() / "native"
     root = folder / f"{target}-{_digest(target, tools)}"
@@ -94,7 +97,7 @@ def _tools(target: str) -> _Tools:
     if ninja is None and make is None:
         missing.append("ninja (pip install ninja) or make")
     if cxx is None:
-        missing.append("a C++ compiler (g++, or what CXX names)")
+        missing.append("C++ compiler (g++, or what CXX names)")
     if missing:
         raise NativeBuild(target, f"this machine has no {', no '.join(missing)}")
     return _Tools(str(cmake), "Ninja" if ninja else "Unix Makefiles", str(cxx))

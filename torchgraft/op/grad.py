@@ -130,6 +130,8 @@ def _differentiate(op: Any, node: Any, args: tuple[Any, ...], kwargs: dict[str, 
     else:
         outputs = node.apply(call, *tensors)
     result = _put(call.results, outputs)
+    if not result:
+        return None
     return result[0] if len(result) == 1 else tuple(result)
 
 

@@ -118,6 +118,8 @@ def fold_constants(gm: GraphModule, example_inputs: Sequence[Any], config: Confi
         with torch.no_grad():
             result = node.target(*args, **kwargs)
         if isinstance(result, Tensor):
+            if "prepare" in gm.meta:
+                gm.meta["prepare"].folded(gm, node, result)
             _to_constant(gm, node, result)
 
 

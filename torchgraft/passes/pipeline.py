@@ -26,7 +26,7 @@ from torchgraft.passes.pattern.define import STAGE, Pattern
 from torchgraft.passes.pattern.rewrite import apply
 from torchgraft.passes.pattern.search import Index
 from torchgraft.passes.precision import PRECISION
-from torchgraft.passes.registry import Entry, current
+from torchgraft.passes.registry import Entry, current, is_default
 from torchgraft.passes.spec import STAGES, Pass, as_pass
 from torchgraft.report import Step
 
@@ -58,10 +58,16 @@ def passes_for(config: Config, present: Collection[Any] = ()) -> list[Entry]:
     for given in config.patterns:
         if not isinstance(given, Pattern):
             raise BadValue("Config.patterns", given, "patterns, as graft.pattern makes them")
+    loaded: list[Pattern] = []
+    if is_default(registry):
+        from torchgraft.native.bridge import patterns
+
+        loaded = patterns()
     passes = [
         *([PRECISION] if config.precision is not None else []),
         *BUILTIN,
         *(as_pass(fn, "pre") for fn in config.pre_passes),
+        *loaded,
         *registry,
         *config.patterns,
         *(as_pass(fn, "post") for fn in config.post_passes),

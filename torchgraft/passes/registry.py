@@ -151,3 +151,8 @@ def visible_ops() -> tuple[Any, ...]:
 def current() -> Registry:
     """The registry of the surrounding `with Registry():`, or the process's default one."""
     return _CURRENT.get()
+
+
+def is_default(registry: Registry) -> bool:
+    """Whether it is the process's own; what C++ libraries register is seen there."""
+    return registry is _DEFAULT

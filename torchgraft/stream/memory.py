@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchgraft.plan import MAIN, Buffer, Free, Launch, Plan
-from torchgraft.stream.prove import accesses, memories
+from torchgraft.stream.prove import memories, pieces
 
 
 def peak(plan: Plan, sizes: Mapping[Buffer, int]) -> tuple[int, int]:
@@ -58,7 +58,7 @@ def relief(plan: Plan, sizes: Mapping[Buffer, int], at: int) -> list[tuple[int, 
     for step_number, step in enumerate(plan.steps):
         if isinstance(step, Launch):
             number[step_number] = len(launches)
-            for memory in accesses(step, roots):
+            for memory in pieces(step, roots):
                 last.setdefault(memory, {})[step.stream] = len(launches)
                 owner.setdefault(memory, step.stream)
             launches.append(step)

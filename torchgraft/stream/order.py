@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torchgraft.plan import MAIN, Buffer, Free, Launch, Plan, PlanStep, Record, Wait, buffers
-from torchgraft.stream.prove import Clock, Memory, accesses, join, memories
+from torchgraft.stream.prove import Clock, Memory, accesses, join, memories, pieces
 
 ENTRY = -1
 """Stands for the caller, whose inputs are there before the first launch."""
@@ -170,7 +170,7 @@ class _Lives:
             if not isinstance(step, Launch):
                 continue
             ticks[step.stream] = tick = ticks.get(step.stream, 0) + 1
-            for memory in accesses(step, roots):
+            for memory in pieces(step, roots):
                 self.uses.setdefault(memory, {})[step.stream] = tick
                 self.last[memory] = at
                 self.owner.setdefault(memory, step.stream)

@@ -77,14 +77,24 @@ class Memory:
 
 
 def accesses(launch: Launch, roots: dict[Buffer, Buffer]) -> dict[Buffer, bool]:
-    """The memory that a launch touches, and whether it writes it. An output is written: it was
-    made there, or it is a view of an argument and then nothing is written."""
-    touched = {roots.get(b, b): False for b in launch.reads}
+    """What a launch touches, and whether it writes it: buffers, and the memory that they share
+    with others, by its root. A view is made by its launch, though its memory is not written; one
+    that turns out to be a copy is written there."""
+    touched: dict[Buffer, bool] = {}
+    for buffer in launch.reads:
+        touched[buffer] = touched[roots.get(buffer, buffer)] = False
     for out in launch.outputs:
         if out is not None:
-            touched.setdefault(roots.get(out, out), out not in roots)
-    touched.update((roots.get(b, b), True) for b in launch.writes)
+            touched[out] = True
+            touched.setdefault(roots.get(out, out), False)
+    for buffer in launch.writes:
+        touched[buffer] = touched[roots.get(buffer, buffer)] = True
     return touched
+
+
+def pieces(launch: Launch, roots: dict[Buffer, Buffer]) -> set[Buffer]:
+    """The memory that a launch touches, each piece by its root."""
+    return {roots.get(buffer, buffer) for buffer in accesses(launch, roots)}
 
 
 def hazards(plan: Plan) -> list[Hazard]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils import backend_registration
 
 from torchgraft import _torch
 from torchgraft.errors import BadValue
@@ -32,10 +33,9 @@ def activate() -> None:
 def library() -> ctypes.CDLL:
     """The device, loaded; renaming torch's spare device can be done once in a process."""
     path = build("npu").lib / "libtorchgraft_npu.so"
-    rename: Any = torch.utils.rename_privateuse1_backend  # untyped in torch
-    generate: Any = torch.utils.generate_methods_for_privateuse1_backend
+    registration: Any = backend_registration  # untyped in torch
     load: Any = torch.ops.load_library
-    rename("npu")
+    registration.rename_privateuse1_backend("npu")
     load(str(path))
     found = ctypes.CDLL(str(path))
     found.graft_npu_open.restype = ctypes.c_char_p
@@ -47,7 +47,7 @@ def library() -> ctypes.CDLL:
     from torchgraft.compat.simulated import npu
 
     _torch.register_device("npu", npu)
-    generate(for_storage=True)
+    registration.generate_methods_for_privateuse1_backend(for_storage=True)
     atexit.register(found.graft_npu_stop)
     return found
 

@@ -341,6 +341,8 @@ def set_option(option: dict[str, Any]) -> None:
 class _Accepted:
     """Settings of the real device: they keep what is written, and say that nothing comes of it."""
 
+    _where: str
+
     def __init__(self, where: str, **values: Any) -> None:
         self.__dict__.update(values, _where=where)
 

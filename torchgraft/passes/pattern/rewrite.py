@@ -52,6 +52,11 @@ class Match:
         """The nodes that matched, in the pattern's order."""
         return self._found.nodes
 
+    @property
+    def outputs(self) -> list[Any]:
+        """What the pattern returns, as nodes of the graph."""
+        return self._found.outputs
+
     def node(self, name: str, number: int = 0) -> Node:
         """The node of an argument (`m.node("x")`) or of an operator: `m.node("mul", 1)` is the
         second `mul` of the pattern."""

@@ -56,12 +56,13 @@ def transfer() -> None:
     if torch.cuda.is_available() and not hasattr(torch_npu.npu, "amp"):
         return
     for owner in (torch.Tensor, torch.nn.Module):
-        owner.cuda = _moves(owner)  # type: ignore[method-assign, assignment]
+        owner.cuda = _moves(owner)  # type: ignore[method-assign]
     torch.Tensor.is_cuda = torch.Tensor.is_npu  # type: ignore[attr-defined]
     for name in _NAMES:
         if hasattr(torch_npu.npu, name):
             setattr(torch.cuda, name, getattr(torch_npu.npu, name))
-    FromCuda().__enter__()
+    mode: Any = FromCuda()
+    mode.__enter__()
 
 
 transfer()

@@ -1,0 +1,399 @@
+"""The C++ part, built once: layers against torch, examples, the runtime, soak and fuzz."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import torchgraft as graft
+from torchgraft.native import bridge, driver
+from torchgraft.passes import registry
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+OWN = registry._DEFAULT  # the process's: what libraries register is seen there
+
+
+@pytest.fixture(scope="module")
+def root() -> driver.Root:
+    return driver.build("runtime")
+
+
+@pytest.fixture(scope="module")
+def built(root: driver.Root) -> Path:
+    """The folder of what `tests/cpp` builds; kept beside the root, so that it is built once."""
+    folder = root.path.with_name(f"{root.path.name}-tests")
+    tools = driver._tools("tests")
+    flags = ";".join([*driver.FLAGS, "-include", str(driver._header(tools))])
+    configure = [
+        *(tools.cmake, "-S", str(ROOT / "tests/cpp"), "-B", str(folder), "-G", tools.generator),
+        f"-DCMAKE_CXX_COMPILER={tools.cxx}",
+        f"-DGRAFT_FLAGS={flags}",
+        f"-Dtorchgraft_DIR={root.cmake}",
+        f"-DGRAFT_SOURCE={driver.SOURCE}",
+    ]
+    for command in (configure, [tools.cmake, "--build", str(folder), "--parallel", "2"]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return folder
+
+
+# --- Layers ---
+
+
+def _conv(x: Tensor, y: Tensor) -> Tensor:
+    return F.conv2d(x, y, stride=2, padding=1, groups=2)
+
+
+LAYERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "relu": lambda x, y: x.relu(),
+    "relu6": lambda x, y: F.relu6(x),
+    "sigmoid": lambda x, y: x.sigmoid(),
+    "tanh": lambda x, y: x.tanh(),
+    "leaky_relu": lambda x, y: F.leaky_relu(x),
+    "elu": lambda x, y: F.elu(x),
+    "selu": lambda x, y: F.selu(x),
+    "softplus": lambda x, y: F.softplus(x),
+    "softsign": lambda x, y: F.softsign(x),
+    "gelu": lambda x, y: F.gelu(x),
+    "silu": lambda x, y: F.silu(x),
+    "mish": lambda x, y: F.mish(x),
+    "hard_sigmoid": lambda x, y: F.hardsigmoid(x),
+    "hard_swish": lambda x, y: F.hardswish(x),
+    "clip6": lambda x, y: x.clamp(0, 6),
+    "leaky_set": lambda x, y: F.leaky_relu(x, 0.3),
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "div": lambda x, y: x / y,
+    "floor_div": lambda x, y: x // y,
+    "maximum": lambda x, y: torch.maximum(x, y),
+    "minimum": lambda x, y: torch.minimum(x, y),
+    "pow": lambda x, y: x.abs() ** y,
+    "mod": lambda x, y: x % y,
+    "equal": lambda x, y: x == y,
+    "greater": lambda x, y: x > y,
+    "less": lambda x, y: x < y,
+    "logical_and": lambda x, y: torch.logical_and(x, y),
+    "logical_or": lambda x, y: torch.logical_or(x, y),
+    "logical_xor": lambda x, y: torch.logical_xor(x, y),
+    "exp": lambda x, y: x.exp(),
+    "log": lambda x, y: x.log(),
+    "sqrt": lambda x, y: x.sqrt(),
+    "reciprocal": lambda x, y: x.reciprocal(),
+    "abs": lambda x, y: x.abs(),
+    "neg": lambda x, y: -x,
+    "sin": lambda x, y: x.sin(),
+    "cos": lambda x, y: x.cos(),
+    "tan": lambda x, y: x.tan(),
+    "ceil": lambda x, y: x.ceil(),
+    "floor": lambda x, y: x.floor(),
+    "round": lambda x, y: x.round(),
+    "erf": lambda x, y: x.erf(),
+    "logical_not": lambda x, y: x.logical_not(),
+    "sign": lambda x, y: x.sign(),
+    "sum_all": lambda x, y: x.sum(),
+    "mean_keep": lambda x, y: x.mean(-1, keepdim=True),
+    "max_two": lambda x, y: x.amax((0, 1)),
+    "min_last": lambda x, y: x.amin(-1),
+    "prod_two": lambda x, y: x.prod(-1).prod(0),
+    "matmul": lambda x, y: x @ y,
+    "matmul_turned": lambda x, y: x.T @ y.T,
+    "matmul_vectors": lambda x, y: (x * y).sum(-1),
+    "convolution": _conv,
+    "convolution_weights": lambda x, y: F.conv2d(x, y) + 1,
+    "deconvolution": lambda x, y: F.conv_transpose2d(x, y, stride=2),
+    "max_pool": lambda x, y: F.max_pool2d(x, 3, 2, 1),
+    "avg_pool": lambda x, y: F.avg_pool2d(x, 2, ceil_mode=True),
+    "shuffle": lambda x, y: x.T.reshape(3, 2, 2).permute(2, 0, 1),
+    "shape": lambda x, y: torch.tensor(x.shape),
+    "clip": lambda x, y: x.clamp(-0.5, 0.25),
+    "quantize": lambda x, y: (x * 40 + 3).round().clamp(-128, 127).to(torch.int8),
+    "quantize_unsigned": lambda x, y: (x * 40).round().clamp(0, 255).to(torch.uint8),
+    "dequantize": lambda x, y: ((x * 40 + 3).round().clamp(-128, 127) - 3) / 40,
+    "cumsum": lambda x, y: x.cumsum(1),
+    "cumsum_back": lambda x, y: x.flip(-1).cumsum(-1).flip(-1) - x,
+    "softmax": lambda x, y: x.softmax(-1),
+    "concat": lambda x, y: torch.cat([x, y, x], -1),
+    "slice": lambda x, y: x[1:3, 0:3:2],
+    "gather": lambda x, y: x[:, torch.tensor([[0, 2], [1, 0]])],
+    "cast": lambda x, y: x.half(),
+    "constant": lambda x, y: x * torch.tensor([1.5, -2.5, 3.5]),
+    "any_operator": lambda x, y: torch.addcmul(x, y, y, value=0.5),
+    "any_arguments": lambda x, y: x.clamp(max=0.5),
+    "padded": lambda x, y: x.relu(),
+    "inputs_of_the_network": lambda x, y: x.abs(),
+}
+IMAGES = {"convolution", "convolution_weights", "deconvolution", "max_pool", "avg_pool"}
+CUBES = {"max_two", "prod_two"}
+REFUSALS = {
+    "refuses_late_setter": "cumsum layer  is built already. Set it up before its outputs are used.",
+    "refuses_axis": "cumsum layer: axis 9 of a tensor with 2 dims",
+    "refuses_operator": "aten::no_such_operator is not registered.",
+    "refuses_output": "unary layer  has 1 outputs, not one at 3",
+    "refuses_input": "a converter adds no inputs: those of the call are its arguments",
+    "refuses_unknown": "an argument is not known at compile time: it is a tensor that is computed",
+    "refuses_false": "it returned false",
+    "refuses_nothing": "it associated nothing with output 0",
+    "refuses_odd": "it threw something that is no std::exception",
+}
+
+
+def _inputs(name: str) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    if name in IMAGES:
+        groups = {"convolution": 2, "deconvolution": 1}.get(name, 1)
+        return torch.randn(2, 4, 7, 7), torch.randn(4, 4 // groups, 3, 3)
+    if name in CUBES:
+        return torch.randn(2, 3, 4), torch.ones(1)
+    x = torch.randn(4, 3)
+    if name in ("log", "sqrt", "pow"):
+        x = x.abs() + 0.1
+    if name == "matmul":
+        return x, torch.randn(3, 4)
+    if name == "matmul_turned":
+        return x, torch.randn(5, 4)
+    return x, torch.randn(4, 3) + 0.1
+
+
+@pytest.fixture(scope="module")
+def layers(root: driver.Root, built: Path) -> torch.library.Library:
+    bridge.load(root)
+    library = torch.library.Library("layertest", "FRAGMENT")
+    fakes: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of bodies that make tensors
+        "shape": lambda x, y: x.new_empty(x.ndim, dtype=torch.int64),
+        "constant": lambda x, y: torch.empty_like(x),
+        "gather": lambda x, y: x.new_empty(x.shape[0], 2, 2),
+    }
+    for name, body in (LAYERS | dict.fromkeys(REFUSALS, torch.add)).items():
+        library.define(f"{name}(Tensor x, Tensor y) -> Tensor")
+        # Another memory than the input's, as an operator gives.
+        library.impl(name, lambda x, y, body=body: body(x, y).clone(), "CPU")
+        fake = fakes.get(name, body)
+        torch.library.register_fake(
+            f"layertest::{name}", lambda x, y, fake=fake: fake(x, y).clone(), lib=library
+        )
+    torch.ops.load_library(built / "liblayers.so")
+    return library
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_computes_what_torch_does(layers: torch.library.Library, name: str) -> None:
+    x, y = _inputs(name)
+    op = getattr(torch.ops.layertest, name)
+    compiled = graft.compile(lambda x: op(x, y), (x,), mode="eager", registry=OWN)
+    [asked] = [c for c in compiled.report.conversions if c.op == f"layertest.{name}.default"]
+    assert asked.reason is None
+    assert asked.where.endswith("liblayers.so")
+    assert "layertest" not in str(compiled.graph)
+    torch.testing.assert_close(compiled(x), op(x, y), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_has_a_reason(layers: torch.library.Library, name: str) -> None:
+    x, y = _inputs(name)
+    op = getattr(torch.ops.layertest, name)
+    compiled = graft.compile(lambda x: op(x, y), (x,), mode="eager", registry=OWN)
+    [asked] = compiled.report.conversions
+    assert asked.reason is not None
+    assert REFUSALS[name] in asked.reason
+    assert torch.equal(compiled(x), x + y)
+
+
+def test_a_dynamic_size_is_unknown_to_a_converter(layers: torch.library.Library) -> None:
+    given = graft.Input(min_shape=(2, 3), max_shape=(9, 3))
+    op = torch.ops.layertest
+    compiled = graft.compile(
+        lambda x: op.shape(op.softmax(x, x), x), (given,), mode="eager", registry=OWN
+    )
+    reasons = {c.op: c.reason for c in compiled.report.conversions}
+    assert reasons["layertest.softmax.default"] is None
+    assert "run time only" in (reasons["layertest.shape.default"] or "")
+    assert compiled(torch.ones(5, 3)).tolist() == [5, 3]
+
+
+# --- The examples, each in a process of its own ---
+
+
+def _python(code: str, root: driver.Root) -> str:
+    environment = os.environ | {"TORCHGRAFT_NATIVE": str(root), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_libraries_load_twice_and_close_in_any_order(built: Path, root: driver.Root) -> None:
+    said = _python(
+        f"""
+import ctypes, torch, torchgraft as graft
+from _ctypes import dlclose
+from torchgraft.native import bridge
+bridge.load()
+folder = {str(built / "examples")!r}
+names = ["libcumsum_converter.so", "libquantize_pass.so"]
+handles = [ctypes.CDLL(f"{{folder}}/{{name}}") for name in [*names, *names]]
+def fn(x):
+    return torch.clamp(torch.round(torch.cumsum(x, 0) * 8.8 + 1.1), -128, 127)
+x = torch.randn(5, 5)
+compiled = graft.compile(fn, (x,), mode="eager")
+print([c.reason for c in compiled.report.conversions], list(compiled.report.matches.values()))
+print(compiled(x).dtype, torch.equal(compiled(x), fn(x).to(torch.int8)))
+other = graft.compile(lambda x: torch.clamp(torch.round(x * 2. + 1.), -8, 7), (x,), mode="eager")
+print("it returned false" in other.explain() or [s for s in other.report.steps][-1] is not None)
+for handle in (handles[1], handles[0], handles[3], handles[2]):
+    dlclose(handle._handle)
+after = graft.compile(fn, (x,), mode="eager")
+print(after.report.conversions, torch.equal(after(x), fn(x)), after(x).dtype)
+""",
+        root,
+    )
+    assert said.splitlines() == [
+        "[None] [1]",
+        "torch.int8 True",
+        "True",
+        "[] True torch.float32",
+    ]
+
+
+def test_a_module_is_compiled_in_a_cpp_program(
+    built: Path, tmp_path: Path, root: driver.Root
+) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cumsum(x, 0).relu() + 1
+
+    torch.jit.trace(Model(), torch.ones(5, 5)).save(str(tmp_path / "m.pt"))
+    program = str(built / "examples" / "compile_module")
+    library = str(built / "examples" / "libcumsum_converter.so")
+    environment = os.environ | {"TORCHGRAFT_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    command = [program, str(tmp_path / "m.pt"), library, "5", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.rpartition(":")[2]) < 1e-5
+    environment["TORCHGRAFT_PYTHON"] = "/no/such/python"
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    assert "'/no/such/python' does not run. Set TORCHGRAFT_PYTHON" in done.stderr
+
+
+# --- The runtime ---
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program with generated code, an operator that sorts, weights and a dynamic size."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    path = tmp_path_factory.mktemp("packages") / "mlp.graft"
+    graft.compile(_Module(model), (graft.Input(min_shape=(1, 8), max_shape=(64, 8)),)).save(path)
+    return path
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.inner(x)
+        return y.sort(-1)[0] + 1, y
+
+
+@pytest.fixture(scope="module")
+def eager_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program of operators alone."""
+    path = tmp_path_factory.mktemp("packages") / "eager.graft"
+    weight = torch.arange(12.0).reshape(4, 3)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(weight)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            parts = torch.split(x @ self.weight, [1, 2], dim=1)
+            return {"a": torch.cat([parts[1] * 2.5, parts[0]], 1), "b": x.topk(2)[1]}
+
+    graft.compile(Model(), (torch.ones(2, 4),), mode="eager").save(path)
+    return path
+
+
+def _run(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600)
+
+
+def test_a_package_gives_what_python_gives(built: Path, package: Path, root: driver.Root) -> None:
+    program = built / "examples" / "run_package"
+    x = torch.arange(24.0).reshape(3, 8)
+    wanted = graft.load(package)(x)
+    done = _run(program, package, 3, 8)
+    assert done.returncode == 0, done.stderr
+    numbers = [float(word) for word in done.stdout.split() if word[0] in "-0123456789"]
+    torch.testing.assert_close(
+        torch.tensor(numbers), torch.cat([w.flatten() for w in wanted]), atol=2e-3, rtol=1e-3
+    )
+    linked = _run("ldd", program).stdout
+    assert "libtorchgraft.so" in linked
+    assert "python" not in linked.replace(str(root), "").replace("lib/python3", "")
+
+
+def test_errors_have_the_same_sentences(built: Path, package: Path, tmp_path: Path) -> None:
+    program = built / "examples" / "run_package"
+    done = _run(program, package, 3, 9)
+    with pytest.raises(graft.errors.InputMismatch) as caught:
+        graft.load(package)(torch.ones(3, 9))
+    assert done.returncode == 1
+    assert done.stderr.strip() == str(caught.value)
+    data = package.read_bytes()
+    cases = {
+        "cut": data[:-40],
+        "altered": data.replace(b'"mode"', b'"made"'),
+        "empty": b"",
+        "other": b"hello" * 100,
+    }
+    for name, content in cases.items():
+        (tmp_path / name).write_bytes(content)
+        done = _run(program, tmp_path / name, 3, 8)
+        assert done.returncode == 1, name
+        with pytest.raises(graft.errors.BadPackage) as refused:
+            graft.load(tmp_path / name)
+        mine, theirs = done.stderr.strip(), str(refused.value)
+        assert mine.splitlines()[-1] == theirs.splitlines()[-1]
+        assert mine.partition("loaded: ")[2][:12] == theirs.partition("loaded: ")[2][:12]
+
+
+def test_threads_get_equal_results_and_memory_is_flat(built: Path, package: Path) -> None:
+    done = _run(built / "soak", package, 8, os.environ.get("TORCHGRAFT_SOAK", 300), 3, 8)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["wrong"] == 0
+    assert found["after_kib"] - found["before_kib"] < 4096
+
+
+@pytest.mark.parametrize("which", ["package", "eager_package"])
+def test_mutated_packages_never_crash(
+    built: Path, which: str, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(which)
+    count = int(os.environ.get("TORCHGRAFT_FUZZ", 400 if which == "package" else 2000))
+    sizes = (3, 8) if which == "package" else (2, 4)
+    done = _run(built / "fuzz", path, count, 7, *sizes)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["odd"] == 0, done.stderr[-2000:]
+    assert found["refused"] + found["loaded"] == count
+    assert found["refused"] > count / 2

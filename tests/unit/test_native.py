@@ -1,0 +1,87 @@
+"""The driver of the C++ part: what needs no compiler to test."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from torchgraft import native
+from torchgraft.cli import main
+from torchgraft.errors import NativeBuild, UnknownName
+from torchgraft.native import driver
+
+
+def test_an_unknown_target_names_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match="runtime"):
+        native.build("runtim")
+
+
+def test_missing_tools_are_named_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHGRAFT_NATIVE", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(driver.sysconfig, "get_path", lambda _: "")
+    with pytest.raises(NativeBuild) as caught:
+        native.build("runtime")
+    assert "no cmake (pip install cmake" in caught.value.said
+    assert "no ninja (pip install ninja) or make" in caught.value.said
+    assert "no C++ compiler (g++, or what CXX names)" in caught.value.said
+
+
+def test_what_a_failed_build_said_is_kept(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; sys.exit('a.cpp:3:1: error: no')"]
+    with pytest.raises(NativeBuild, match=r"a\.cpp:3: no") as caught:
+        driver._run("runtime", command, tmp_path / "root")
+    assert "a.cpp:3:1: error: no" in Path(caught.value.log).read_text()
+
+
+def test_the_name_of_a_root_hangs_on_the_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = driver._Tools("cmake", "Ninja", sys.executable)
+    (tmp_path / "runtime").mkdir()
+    (tmp_path / "CMakeLists.txt").write_text("one")
+    source = tmp_path / "runtime" / "a.cpp"
+    source.write_text("int a;")
+    monkeypatch.setattr(driver, "SOURCE", tmp_path)
+    first = driver._digest("runtime", tools)
+    assert driver._digest("runtime", tools) == first
+    source.write_text("int b;")
+    assert driver._digest("runtime", tools) != first
+    source.write_text("int a;")
+    monkeypatch.setattr(driver.torch, "__version__", "9.9")
+    assert driver._digest("runtime", tools) != first
+
+
+def test_a_root_from_elsewhere_is_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHGRAFT_NATIVE", str(tmp_path))
+    assert CliRunner().invoke(main, ["native"]).output.strip() == str(tmp_path)
+    root = native.build("runtime")
+    assert root.include == tmp_path / "include"
+    assert root.lib == tmp_path / "lib"
+    assert root.cmake == tmp_path / "share/cmake/torchgraft"
+
+
+def test_without_the_library_nothing_is_registered() -> None:
+    code = "from torchgraft.native import bridge; print(bridge.converters(), bridge.patterns())"
+    environment = os.environ | {"PYTHONPATH": str(Path(native.__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout.strip() == "[] []", done.stderr
+
+
+def test_every_source_is_in_the_wheel() -> None:
+    """What the driver builds from is package data; a pure-Python wheel holds it."""
+    root = Path(native.__file__).parents[2]
+    text = (root / "pyproject.toml").read_text()
+    [listed] = re.findall(r"^torchgraft = (\[.*?\])$", text, re.MULTILINE | re.DOTALL)
+    patterns = re.findall(r'"(.+?)"', listed)
+    found = {path for pattern in patterns for path in (root / "torchgraft").glob(pattern)}
+    sources = {path for target in driver.targets() for path in driver._sources(target)}
+    assert sources - found == set()

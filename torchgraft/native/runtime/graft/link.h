@@ -1,0 +1,53 @@
+// A plan with its kernels and constants: something that runs.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include <ATen/core/stack.h>
+
+#include "graft/plan.h"
+
+namespace torchgraft {
+
+class Linked;
+using Values = std::vector<c10::IValue>;
+
+// What an entry of `kernels` is, before it is bound to values.
+struct Kernel {
+  enum Kind { kLibrary, kOp, kBuiltin, kHigher } kind;
+  std::string name, overload;
+  std::string path;  // of the library
+  c10::Device device = c10::kCPU;
+  std::vector<std::pair<std::string, int64_t>> constants;
+  std::vector<bool> ints, int_outputs;
+};
+
+struct Constant {
+  enum Kind { kValue, kProgram, kOp } kind;
+  int64_t index = -1;
+  bool single = false;
+};
+
+// An entry of `programs`.
+struct Part {
+  Plan plan;
+  std::map<std::string, Kernel> kernels;
+  std::map<std::string, Constant> constants;
+};
+
+// Raises `BadPackage` where a launch does not fit what it calls.
+std::shared_ptr<Linked> link(
+    const Part& part, const Values& values, const std::vector<std::shared_ptr<Linked>>& programs,
+    c10::Device device);
+
+class Linked {
+ public:
+  virtual ~Linked() = default;
+  // Thread-safe. Takes the inputs of the plan, gives its outputs.
+  virtual Values run(Values inputs) = 0;
+};
+
+}  // namespace torchgraft

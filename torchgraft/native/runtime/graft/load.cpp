@@ -1,0 +1,547 @@
+// `torchgraft::load`, and the call of a program.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <shared_mutex>
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "graft/link.h"
+#include "graft/machine.h"
+#include "graft/signature.h"
+
+namespace torchgraft {
+namespace {
+
+const std::map<std::string, at::ScalarType>& stored_types() {
+  static const std::map<std::string, at::ScalarType> table = {
+      {"F64", at::kDouble}, {"F32", at::kFloat}, {"F16", at::kHalf}, {"BF16", at::kBFloat16},
+      {"I64", at::kLong}, {"I32", at::kInt}, {"I16", at::kShort}, {"I8", at::kChar},
+      {"U64", at::kUInt64}, {"U32", at::kUInt32}, {"U16", at::kUInt16}, {"U8", at::kByte},
+      {"BOOL", at::kBool}, {"C64", at::kComplexFloat}, {"F8_E4M3", at::kFloat8_e4m3fn},
+      {"F8_E5M2", at::kFloat8_e5m2}};
+  return table;
+}
+
+// The tensors of a safetensors file in memory, as views of it; `owner` keeps it there.
+std::map<std::string, at::Tensor> read_tensors(
+    std::string_view data, const std::shared_ptr<Archive>& owner) {
+  uint64_t length = 0;
+  if (data.size() >= 8) std::memcpy(&length, data.data(), 8);
+  if (data.size() < 8 || length > data.size() - 8 || length > uint64_t{100} << 20)
+    bad("the weights are cut off");
+  json header;
+  try {
+    header = json::parse(data.begin() + 8, data.begin() + 8 + length);
+  } catch (const json::exception& error) {
+    bad(std::string("the header of the weights is not JSON (") + error.what() + ")");
+  }
+  if (!header.is_object()) bad("the header of the weights is not an object");
+  const std::string_view content = data.substr(8 + length);
+  std::map<std::string, at::Tensor> found;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__" || name.rfind(".pad", 0) == 0) continue;
+    const auto type = stored_types().find(text(entry, "dtype"));
+    const json& offsets = list(entry, "data_offsets");
+    if (type == stored_types().end() || offsets.size() != 2)
+      bad("weight " + quote(name) + " has no known type");
+    std::vector<int64_t> shape;
+    uint64_t bytes = c10::elementSize(type->second);
+    for (const json& size : list(entry, "shape")) {
+      shape.push_back(index(size, INT64_MAX));
+      if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(shape.back()), &bytes)) bytes = UINT64_MAX;
+    }
+    const int64_t end = static_cast<int64_t>(content.size()) + 1;
+    const int64_t start = index(offsets[0], end), stop = index(offsets[1], end);
+    if (stop < start || static_cast<uint64_t>(stop - start) != bytes)
+      bad("weight " + quote(name) + " has another size than its shape says");
+    if (bytes == 0) {
+      found[name] = at::empty(shape, type->second);
+      continue;
+    }
+    const char* at = content.data() + start;
+    if (reinterpret_cast<uintptr_t>(at) % c10::elementSize(type->second))
+      bad("weight " + quote(name) + " is not aligned");
+    found[name] = at::from_blob(
+        const_cast<char*>(at), shape, [owner](void*) {}, at::TensorOptions(type->second));
+  }
+  return found;
+}
+
+struct Weight {
+  std::string name, kind, tensor, device;
+  at::ScalarType dtype;
+  std::vector<int64_t> shape, stride;
+  bool saved, made;
+
+  explicit Weight(const json& data)
+      : name(text(data, "name")), kind(text(data, "kind")), tensor(text(data, "tensor")),
+        device(text(data, "device")), dtype(dtype_named(text(data, "dtype"))),
+        saved(flag(data, "saved")), made(data.contains("made") && flag(data, "made")) {
+    for (const json& size : list(data, "shape")) shape.push_back(index(size, INT64_MAX));
+    for (const json& step : list(data, "stride")) stride.push_back(index(step, INT64_MAX));
+    if (shape.size() != stride.size()) bad("weight " + quote(name) + " has other strides than sizes");
+  }
+
+  // A tensor laid out as this weight, on its device; itself where it is so already.
+  at::Tensor like(const at::Tensor& given, const Place& place) const {
+    const at::Tensor moved = given.detach().to(place(device));
+    if (moved.strides() == stride) return moved;
+    __int128 reach = 1;
+    for (size_t i = 0; i < shape.size(); ++i)
+      if (shape[i]) reach += static_cast<__int128>(shape[i] - 1) * stride[i];
+    if (reach > std::max<__int128>(1, given.numel()))
+      bad("weight " + quote(name) + " has strides that do not fit its size");
+    return at::empty_strided(shape, stride, moved.options()).copy_(moved);
+  }
+};
+
+struct Gear {
+  Signature signature;
+  std::vector<std::string> states;
+  size_t program;
+  Gear(const json& data, const Place& place, size_t programs)
+      : signature(data, place),
+        program(index(field(data, "program", json::value_t::number_integer), programs)) {
+    for (const json& name : list(data, "states")) states.push_back(text(name));
+  }
+};
+
+// The folder that libraries are unpacked to; it goes with the program.
+struct Folder {
+  Folder() {
+    const char* base = getenv("TMPDIR");
+    path = std::string(base ? base : "/tmp") + "/torchgraft-XXXXXX";
+    if (!mkdtemp(path.data())) throw Error("no folder can be made in " + path + "; set TMPDIR");
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+  std::string path;
+};
+
+// Gradients, autocast and inference mode of the caller do not reach the program.
+struct Quiet {
+  at::NoGradGuard no_grad;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
+
+at::Tensor restrided(const at::Tensor& leaf, const TensorSpec& spec) {
+  at::Tensor plain = leaf.requires_grad() ? leaf.detach() : leaf;
+  if (plain.is_conj()) plain = plain.resolve_conj();
+  if (plain.is_neg()) plain = plain.resolve_neg();
+  if (!spec.stride) return plain.contiguous(spec.format);
+  if (plain.strides() == *spec.stride) return plain;
+  return at::empty_strided(plain.sizes(), *spec.stride, plain.options()).copy_(plain);
+}
+
+}  // namespace
+
+struct Program::Body {
+  Body(std::shared_ptr<Archive> archive, c10::Device device)
+      : archive(std::move(archive)), place{device} {
+    const json body = this->archive->read("program.json");
+    name = text(body, "name");
+    for (const json& entry : list(body, "weights")) weights.emplace_back(entry);
+    const auto tensors = read_tensors(this->archive->member("weights.safetensors"), this->archive);
+    for (const Weight& weight : weights) {
+      const auto found = tensors.find(weight.tensor);
+      if (found == tensors.end() || found->second.scalar_type() != weight.dtype ||
+          found->second.sizes() != weight.shape)
+        bad("weight " + quote(weight.name) + " is not among the tensors, or another one");
+      stored[weight.name] = weight.like(found->second, place);
+    }
+    unpack();
+    prepare = part(object(body, "prepare"), 0, 0);
+    if (prepare.plan.inputs.size() != weights.size())
+      bad("the plan of the weights takes another number of them");
+    const size_t values = prepare.plan.outputs.size();
+    for (const json& entry : list(body, "programs")) {
+      const size_t number = parts.size();
+      parts.push_back(part(entry, number, values));
+    }
+    for (const json& entry : list(body, "gears")) {
+      gears.push_back(std::make_unique<Gear>(entry, place, parts.size()));
+      const Gear& gear = *gears.back();
+      for (const std::string& state : gear.states)
+        if (!is_state(state)) bad("there is no state " + quote(state));
+      const Plan& plan = parts[gear.program].plan;
+      if (plan.inputs.size() != gear.signature.tensors.size() + gear.states.size())
+        bad("a plan takes or gives another number of values than its signature");
+    }
+    if (gears.empty()) bad("it has no program");
+  }
+
+  bool is_state(const std::string& name) const {
+    for (const Weight& weight : weights)
+      if (weight.name == name && weight.kind == "state") return true;
+    return false;
+  }
+
+  void unpack() {
+    for (const auto& [member, data] : archive->members) {
+      if (member.rfind("lib/", 0) != 0) continue;
+      const std::string file = member.substr(4);
+      const size_t dot = file.rfind('.');
+      const std::string kind = dot == std::string::npos ? "" : file.substr(dot + 1);
+      if ((kind != "so" && kind != "json") || file.find('/') != std::string::npos)
+        bad(quote(member) + " is neither a library nor what belongs to one");
+      const std::string place = folder.path + "/" + file.substr(0, dot);
+      std::filesystem::create_directories(place);
+      libraries[member] = place + "/region." + kind;
+      std::ofstream out(libraries[member], std::ios::binary);
+      out.write(data.data(), static_cast<std::streamsize>(data.size()));
+      if (!out) throw Error("cannot write " + libraries[member] + "; set TMPDIR to a folder with room");
+    }
+  }
+
+  Part part(const json& data, size_t number, size_t values) {
+    Part made;
+    made.plan = parse_plan(object(data, "plan"), place);
+    for (const auto& [name, entry] : object(data, "kernels").items()) {
+      Kernel kernel;
+      const std::string& kind = text(entry, "kind");
+      if (kind == "library") {
+        kernel.kind = Kernel::kLibrary;
+        const auto found = libraries.find(text(entry, "member"));
+        if (found == libraries.end()) bad("there is no library " + quote(text(entry, "member")));
+        kernel.path = found->second;
+        kernel.device = place(text(entry, "device"));
+        for (const auto& [constant, at] : object(entry, "constants").items())
+          kernel.constants.emplace_back(constant, index(at, values));
+        for (const json& one : list(entry, "ints")) kernel.ints.push_back(one.is_boolean() && one.get<bool>());
+        for (const json& one : list(entry, "int_outputs"))
+          kernel.int_outputs.push_back(one.is_boolean() && one.get<bool>());
+      } else if (kind == "op" || kind == "builtin" || kind == "higher") {
+        kernel.kind = kind == "op" ? Kernel::kOp : kind == "builtin" ? Kernel::kBuiltin : Kernel::kHigher;
+        kernel.name = text(entry, "name");
+        if (kind == "op") kernel.overload = text(entry, "overload");
+      } else {
+        bad("not something to call: " + brief(entry));
+      }
+      made.kernels[name] = std::move(kernel);
+    }
+    for (const auto& [name, entry] : object(data, "constants").items()) {
+      Constant constant;
+      const std::string& kind = text(entry, "kind");
+      if (kind == "value") {
+        constant = {Constant::kValue, index(field(entry, "value", json::value_t::number_integer), values)};
+      } else if (kind == "program") {  // branches come before what calls them
+        constant = {Constant::kProgram,
+                    index(field(entry, "program", json::value_t::number_integer), number),
+                    flag(entry, "single")};
+      } else {
+        constant.kind = Constant::kOp;
+      }
+      made.constants[name] = constant;
+    }
+    return made;
+  }
+
+  // Link everything with these weights; nothing changes where that fails.
+  void start(const Weights& given) {
+    Quiet quiet;
+    Values inputs;
+    for (const Weight& weight : weights) {
+      const auto found = given.find(weight.name);
+      inputs.emplace_back(found != given.end() ? found->second : stored.at(weight.name));
+    }
+    const Values values = link(prepare, {}, {}, place.device)->run(std::move(inputs));
+    std::vector<std::shared_ptr<Linked>> linked;
+    for (const Part& part : parts) linked.push_back(link(part, values, linked, place.device));
+    std::unique_lock<std::shared_mutex> hold(lock);
+    programs = std::move(linked);
+  }
+
+  Values run(const std::vector<at::Tensor>& given) const {
+    const Gear& gear = fitting(given);
+    const auto& specs = gear.signature.tensors;
+    Quiet quiet;
+    Values inputs;
+    inputs.reserve(given.size() + gear.states.size());
+    for (size_t i = 0; i < given.size(); ++i) inputs.emplace_back(restrided(given[i], *specs[i]));
+    std::vector<at::Tensor> used;
+    for (size_t i = 0; i < given.size(); ++i)
+      if (specs[i]->mutated) used.push_back(inputs[i].toTensor());
+    std::shared_ptr<Linked> program;
+    {
+      std::shared_lock<std::shared_mutex> hold(lock);
+      program = programs[gear.program];
+      for (const std::string& state : gear.states) inputs.emplace_back(stored.at(state));
+    }
+    Values outputs = program->run(std::move(inputs));
+    for (size_t i = 0, k = 0; i < given.size(); ++i) {
+      if (!specs[i]->mutated) continue;
+      const at::Tensor& written = used[k++];
+      if (written.data_ptr() != given[i].data_ptr()) given[i].detach().copy_(written);
+    }
+    return outputs;
+  }
+
+  const Gear& fitting(const std::vector<at::Tensor>& given) const {
+    const size_t wanted = gears[0]->signature.tensors.size();
+    if (given.size() != wanted)
+      throw InputMismatch(misfit_text(
+          "arguments", std::to_string(wanted) + " tensors (" + gears[0]->signature.show() + ")",
+          std::to_string(given.size()), "Pass the tensors that were declared, in order."));
+    std::optional<std::string> why;
+    for (const auto& gear : gears) {
+      if (gear->signature.tensors.size() != wanted) continue;
+      why = gear->signature.misfit(given);
+      if (!why) return *gear;
+    }
+    if (gears.size() == 1) throw InputMismatch(*why);
+    std::string shapes;
+    for (const auto& gear : gears) shapes += (shapes.empty() ? "" : "; ") + gear->signature.show();
+    const size_t got = why->find(", got "), end = why->find(".\n");
+    throw InputMismatch(
+        why->substr(0, why->find(": declared")) + ": declared one of the gears (" + shapes + ")" +
+        why->substr(got, end - got) + ".\nAdd that gear.");
+  }
+
+  std::shared_ptr<Archive> archive;
+  Place place;
+  Folder folder;
+  std::string name;
+  std::vector<Weight> weights;
+  std::map<std::string, at::Tensor> stored;
+  std::map<std::string, std::string> libraries;
+  Part prepare;
+  std::vector<Part> parts;
+  std::vector<std::unique_ptr<Gear>> gears;
+  mutable std::shared_mutex lock;
+  std::vector<std::shared_ptr<Linked>> programs;
+};
+
+// --- Nested arguments and results ---
+
+namespace {
+
+// The leaves of a call that has the structure of a tree.
+void flatten(const Tree& tree, const c10::IValue& value, std::vector<c10::IValue>& leaves) {
+  const auto unlike = [&](const char* wanted) {
+    throw InputMismatch(misfit_text(
+        "arguments", std::string("a ") + wanted + " there", value.tagKind(),
+        "Call it with the same positional, keyword and nested arguments as declared."));
+  };
+  switch (tree.kind) {
+    case Tree::kLeaf:
+      leaves.push_back(value);
+      return;
+    case Tree::kNone:
+      if (!value.isNone()) unlike("None");
+      return;
+    case Tree::kTuple:
+    case Tree::kList: {
+      std::vector<c10::IValue> items;
+      if (value.isTuple())
+        items.assign(value.toTupleRef().elements().begin(), value.toTupleRef().elements().end());
+      else if (value.isList())
+        items = value.toListRef().vec();
+      else
+        unlike(tree.kind == Tree::kTuple ? "tuple" : "list");
+      if (items.size() != tree.items.size())
+        throw InputMismatch(misfit_text(
+            "arguments", std::to_string(tree.items.size()) + " of them", std::to_string(items.size()),
+            "Call it with the same positional, keyword and nested arguments as declared."));
+      for (size_t i = 0; i < items.size(); ++i) flatten(tree.items[i], items[i], leaves);
+      return;
+    }
+    case Tree::kDict: {
+      if (!value.isGenericDict() || value.toGenericDict().size() != tree.items.size()) unlike("dict");
+      const auto dict = value.toGenericDict();
+      for (size_t i = 0; i < tree.items.size(); ++i) {
+        const auto found = dict.find(tree.keys[i]);
+        if (found == dict.end()) unlike("dict with other keys");
+        flatten(tree.items[i], found->value(), leaves);
+      }
+      return;
+    }
+    case Tree::kOther:
+      throw InputMismatch("the program takes an object of a Python class; use forward with its tensors");
+  }
+}
+
+c10::IValue unflatten(const Tree& tree, Values& leaves, size_t& next) {
+  if (tree.kind == Tree::kLeaf) return leaves.at(next++);
+  if (tree.kind == Tree::kNone) return {};
+  if (tree.kind == Tree::kOther)
+    throw Error("the program gives an object of a Python class; use forward for its tensors");
+  Values items;
+  for (const Tree& item : tree.items) items.push_back(unflatten(item, leaves, next));
+  if (tree.kind == Tree::kTuple) return c10::ivalue::Tuple::create(std::move(items));
+  if (tree.kind == Tree::kList) {
+    c10::impl::GenericList list(c10::AnyType::get());
+    for (c10::IValue& item : items) list.push_back(std::move(item));
+    return list;
+  }
+  const bool named = tree.keys.empty() || tree.keys[0].isString();
+  c10::impl::GenericDict dict(
+      named ? c10::TypePtr(c10::StringType::get()) : c10::TypePtr(c10::IntType::get()),
+      c10::AnyType::get());
+  for (size_t i = 0; i < items.size(); ++i) dict.insert(tree.keys[i], std::move(items[i]));
+  return dict;
+}
+
+bool same(const c10::IValue& one, const c10::IValue& two) {
+  if (one.isDouble() && two.isDouble() && std::isnan(one.toDouble())) return std::isnan(two.toDouble());
+  if (one.isScalar() != two.isScalar() || one.tagKind() != two.tagKind()) return false;
+  return one == two;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> Program::forward(const std::vector<at::Tensor>& inputs) const {
+  std::vector<at::Tensor> made;
+  for (c10::IValue& value : body_->run(inputs)) {
+    if (value.isTensor())
+      made.push_back(std::move(value).toTensor());
+    else if (value.isNone())
+      made.emplace_back();
+    else
+      made.push_back(at::scalar_tensor(value.toScalar()));
+  }
+  return made;
+}
+
+c10::IValue Program::operator()(
+    const std::vector<c10::IValue>& args,
+    const std::unordered_map<std::string, c10::IValue>& kwargs) const {
+  const Signature& signature = body_->gears[0]->signature;
+  c10::impl::GenericDict named(c10::StringType::get(), c10::AnyType::get());
+  for (const auto& [name, value] : kwargs) named.insert(name, value);
+  std::vector<c10::IValue> leaves;
+  flatten(signature.tree.items[0], c10::ivalue::Tuple::create(args), leaves);
+  flatten(signature.tree.items[1], named, leaves);
+  std::vector<at::Tensor> tensors;
+  for (size_t i = 0; i < leaves.size() && i < signature.specs.size(); ++i) {
+    const Spec& spec = signature.specs[i];
+    if (!spec.tensor) {
+      if (!same(spec.constant.literal, leaves[i]))
+        throw InputMismatch(misfit_text(
+            spec.name, "the constant " + Plan().show(spec.constant), leaves[i].tagKind(),
+            "The program was compiled for that value; compile again for another one."));
+    } else if (!leaves[i].isTensor()) {
+      throw InputMismatch(misfit_text(spec.name, "a tensor", leaves[i].tagKind(), "Pass a tensor."));
+    } else {
+      tensors.push_back(leaves[i].toTensor());
+    }
+  }
+  Values outputs = body_->run(tensors);
+  if (leaves_of(signature.out_tree) != outputs.size())
+    throw Error("the program gives another number of values than its signature says");
+  size_t next = 0;
+  return unflatten(signature.out_tree, outputs, next);
+}
+
+const std::string& Program::name() const { return body_->name; }
+
+std::vector<std::string> Program::inputs() const {
+  std::vector<std::string> names;
+  for (const TensorSpec* spec : body_->gears[0]->signature.tensors) names.push_back(spec->name);
+  return names;
+}
+
+std::string Program::signature() const {
+  std::string text;
+  for (const auto& gear : body_->gears) text += (text.empty() ? "" : "\n") + gear->signature.show();
+  return text;
+}
+
+void Program::load_state_dict(const Weights& given) {
+  std::string problems;
+  const auto problem = [&](const std::string& one) { problems += "\n  " + one; };
+  std::set<std::string> known;
+  for (const Weight& weight : body_->weights) {
+    if (weight.made)
+      throw WeightMismatch(
+          "constants were made of the weights by a pass, in a way that cannot be repeated; compile "
+          "the model with the new weights and save that");
+    if (!weight.saved) continue;
+    known.insert(weight.name);
+    const auto found = given.find(weight.name);
+    if (found == given.end())
+      problem("missing: " + weight.name);
+    else if (found->second.scalar_type() != weight.dtype || found->second.sizes() != weight.shape)
+      problem(weight.name + ": another dtype or shape");
+  }
+  for (const auto& [name, tensor] : given)
+    if (!known.count(name)) problem("not in the program: " + name);
+  if (!problems.empty())
+    throw WeightMismatch("the weights do not fit the program:" + problems +
+                         "\nPass the state dict of the same model.");
+  Weights moved;
+  for (const Weight& weight : body_->weights)
+    if (weight.saved) moved[weight.name] = weight.like(given.at(weight.name), body_->place);
+  at::NoGradGuard none;
+  for (const Weight& weight : body_->weights)
+    if (weight.kind == "state" && moved.count(weight.name)) {
+      body_->stored.at(weight.name).copy_(moved.at(weight.name));
+      moved.erase(weight.name);
+    }
+  body_->start(moved);
+  std::unique_lock<std::shared_mutex> hold(body_->lock);
+  for (auto& [name, tensor] : moved) body_->stored[name] = tensor;
+}
+
+const char* torch_version() { return GRAFT_TORCH; }
+
+// Opens an archive and makes a program of it; what goes wrong names where it came from.
+struct Loader {
+  template <typename Source>
+  static Program load(const Source& source, const std::string& path, const Options& options);
+};
+
+template <typename Source>
+Program Loader::load(const Source& source, const std::string& path, const Options& options) {
+  const std::string again =
+      "Copy it again from where it was saved, or save it again with compiled.save(path).";
+  const auto whole = [&](const std::string& why) {
+    return BadPackage(path + ": not a package that can be loaded: " + why + ".\n" + again);
+  };
+  try {
+    auto archive = std::make_shared<Archive>(source);
+    const c10::Device device = check_machine(archive->manifest, options.device);
+    archive->verify(options.sha256);
+    check_libraries(archive->manifest);
+    Program program;
+    program.body_ = std::make_shared<Program::Body>(std::move(archive), device);
+    if (options.weights)
+      program.load_state_dict(*options.weights);
+    else
+      program.body_->start({});
+    return program;
+  } catch (const WrongMachine& error) {
+    throw WrongMachine(path + ": " + error.what());
+  } catch (const MissingLibrary& error) {
+    throw MissingLibrary(path + ": " + error.what());
+  } catch (const BadPackage& error) {
+    throw whole(error.what());
+  } catch (const BadPlan& error) {
+    throw whole(error.what());
+  } catch (const UnorderedUse& error) {
+    throw whole(error.what());
+  } catch (const c10::Error& error) {  // an operator of the plan of the weights refused them
+    throw whole(error.what_without_backtrace());
+  } catch (const json::exception& error) {
+    throw whole(error.what());
+  } catch (const std::out_of_range& error) {
+    throw whole(error.what());
+  } catch (const std::bad_alloc&) {
+    throw whole("it asks for more memory than there is");
+  }
+}
+
+Program load(const std::string& path, const Options& options) {
+  return Loader::load(path, path, options);
+}
+
+Program load(const at::Tensor& bytes, const Options& options) {
+  return Loader::load(bytes, "<bytes>", options);
+}
+
+}  // namespace torchgraft

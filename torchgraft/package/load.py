@@ -1,0 +1,434 @@
+"""`graft.load`: a package becomes a compiled program again. No pickle, nothing is compiled."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgraft import _torch
+from torchgraft.compile import Compiled, check_weights
+from torchgraft.config import MODES, Config
+from torchgraft.errors import (
+    BadPackage,
+    BadPlan,
+    BadValue,
+    NotSavable,
+    WeightMismatch,
+    first_line,
+)
+from torchgraft.fx import edit, meta, returned
+from torchgraft.fx.capture import Capture
+from torchgraft.fx.returned import View
+from torchgraft.link import Branch
+from torchgraft.package import _torch as private
+from torchgraft.package import codec, machine, tensors
+from torchgraft.package.archive import KEY, MANIFEST, WEIGHTS, Archive, write
+from torchgraft.package.codec import field, index, text
+from torchgraft.package.library import with_ints
+from torchgraft.package.view import graph_module, report
+from torchgraft.plan import Plan
+from torchgraft.program import Program, captured, link
+from torchgraft.run import host
+from torchgraft.signature import Signature
+
+PathLike = str | os.PathLike[str]
+
+
+def load(
+    path: PathLike,
+    device: torch.device | str | None = None,
+    *,
+    weights: Mapping[str, Tensor] | PathLike | None = None,
+    sha256: str | None = None,
+) -> Compiled:
+    """The program that `compiled.save` wrote. Nothing is compiled; weights stay in the file.
+
+    `device` chooses among devices of the kind it was compiled for. `weights` are used instead of
+    the file's: a state dict, or the path of a `.safetensors` file. With `sha256`, the file must
+    have that hash. Without it, a damaged file is found, but not one that somebody forged: a package
+    holds machine code, so load those that you trust.
+    """
+    loaded = opened(path, _device(device), sha256)
+    if weights is not None:
+        loaded.load_state_dict(_state_dict(weights))
+    else:
+        loaded.start()
+    return loaded
+
+
+def opened(path: PathLike, device: torch.device | None = None, sha256: str | None = None) -> Loaded:
+    """A package that was read and checked, of which nothing has been run yet."""
+    try:
+        archive = Archive(path)
+    except OSError as error:
+        raise BadPackage(f"it cannot be read ({error.strerror})", path) from None
+    return checked(archive, device, sha256)
+
+
+def checked(archive: Archive, device: torch.device | None, sha256: str | None) -> Loaded:
+    """`opened`, of a package in memory."""
+    path = archive.path if archive.path is not None else "the package"
+    try:
+        place = machine.check(path, archive.manifest, device)
+        archive.verify(sha256)
+        machine.check_libraries(path, archive.manifest, _exists)
+        return Loaded(archive, place)
+    except (BadPackage, BadPlan) as error:
+        raise BadPackage(getattr(error, "why", str(error)), path) from None
+
+
+def _device(device: torch.device | str | None) -> torch.device | None:
+    try:
+        return torch.device(device) if device is not None else None
+    except (RuntimeError, TypeError):
+        raise BadValue("device", device, "a device such as 'cpu' or 'cuda:1'") from None
+
+
+def _exists(name: str) -> bool:
+    name, _, overload = name.partition(".")
+    return codec.to_target({"kind": "op", "name": name, "overload": overload}) is not None
+
+
+def _state_dict(weights: Any) -> Mapping[str, Tensor]:
+    if isinstance(weights, Mapping):
+        return weights
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(weights)
+    except (SafetensorError, OSError) as error:
+        raise BadValue("weights", str(weights), f"a .safetensors file ({error})") from None
+
+
+class Loaded(Compiled):
+    """A program from a package."""
+
+    def __init__(self, archive: Archive, device: torch.device) -> None:
+        self._archive, self._device = archive, device
+        body = archive.json("program.json")
+        mode = field(body, "mode", str)
+        if mode not in MODES:
+            raise BadPackage(f"its mode is {mode!r}")
+        self.name = field(body, "name", str)
+        self.config = Config(mode=mode, alias_outputs=field(body, "alias_outputs", bool))
+        self.front_end = field(body, "front_end", str)
+        self._weights = [_Weight(entry) for entry in field(body, "weights", list)]
+        self._stored = self._read()
+        self._states = {w.name: self._stored[w.name] for w in self._weights if w.kind == "state"}
+        self._folder = tempfile.TemporaryDirectory(prefix="torchgraft-")
+        self._libraries = self._unpack()
+        self._prepare = _Part(self, field(body, "prepare", dict), 0, 0)
+        if len(self._prepare.plan.inputs) != len(self._weights):
+            raise BadPackage("the plan of the weights takes another number of them")
+        entries = field(body, "programs", list)
+        count = len(self._prepare.plan.outputs)
+        self._parts = [_Part(self, part, i, count) for i, part in enumerate(entries)]
+        self._gears = [_Gear(self, gear) for gear in field(body, "gears", list)]
+        if not self._gears:
+            raise BadPackage("it has no program")
+        self._reports = archive.json("report.json")
+
+    @property
+    def kind(self) -> str:
+        """The kind of device that it runs on."""
+        return self._device.type
+
+    def place(self, name: str) -> torch.device:
+        """The device here that a device of the package stands for."""
+        try:
+            named = torch.device(name)
+        except RuntimeError:
+            raise BadPackage(f"there is no device {name!r}") from None
+        return self._device if named.type == self._device.type != "cpu" else named
+
+    def library(self, member: str) -> str:
+        """Where the library of a member was unpacked."""
+        if member not in self._libraries:
+            raise BadPackage(f"there is no library {member!r}")
+        return self._libraries[member]
+
+    def _read(self) -> dict[str, Tensor]:
+        stored = tensors.read(self._archive.members.get(WEIGHTS, memoryview(b"")))
+        return {weight.name: weight.of(stored, self.place) for weight in self._weights}
+
+    def _unpack(self) -> dict[str, str]:
+        """Write the libraries where the dynamic linker can find them; each in a folder of its own,
+        for what must lie beside it."""
+        found: dict[str, str] = {}
+        for member, data in self._archive.members.items():
+            folder, _, name = member.partition("/")
+            if folder != "lib":
+                continue
+            stem, _, kind = name.rpartition(".")
+            if kind not in ("so", "json") or "/" in name:
+                raise BadPackage(f"{member!r} is neither a library nor what belongs to one")
+            place = os.path.join(self._folder.name, stem)
+            os.makedirs(place, exist_ok=True)
+            found[member] = os.path.join(place, f"region.{kind}")
+            with open(found[member], "wb") as file:
+                file.write(data)
+        return found
+
+    def start(self, new: Mapping[str, Tensor] | None = None) -> None:
+        """Link everything with these weights, or those of the file, and use that from now on."""
+        try:
+            programs = self._linked(new or {})
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of operators and libraries, which say what they like
+            why = getattr(error, "why", f"it cannot be started ({first_line(error)})")
+            raise BadPackage(why, self._archive.path) from error
+        self._link(programs)
+
+    def _linked(self, new: Mapping[str, Tensor]) -> list[Program]:
+        given = [new.get(w.name, self._stored[w.name]) for w in self._weights]
+        with torch.no_grad(), _torch.no_autocast():
+            values = list(self._prepare.link([], [])(given))
+        if not all(isinstance(value, Tensor) for value in values):
+            raise BadPackage("what is prepared of its weights is not tensors only")
+        made: dict[int, Program] = {}
+        programs = []
+        for i, gear in enumerate(self._gears):
+            program = self._parts[gear.program].program(self._parts, values, made)
+            about = report(self._reports, i, self.name, self.front_end, self.config.mode)
+            run = captured(program.run, self.config, gear.static, gear.written, about)
+            programs.append(Program(program.gm, program.plan, run, about, program.linker))
+        return programs
+
+    @property
+    def captures(self) -> list[Capture]:
+        """What each gear takes and gives; there is no graph from before the passes."""
+        saved = frozenset(weight.name for weight in self._weights if weight.saved)
+        none: Any = None
+        return [
+            Capture(none, g.signature, {n: self._states[n] for n in g.states}, {}, {}, saved)
+            for g in self._gears
+        ]
+
+    @property
+    def graph(self) -> edit.Graph:
+        """The graph that runs, without its weights (of the first gear where there are several)."""
+        self._view()
+        return super().graph
+
+    def program_for(self, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
+        """The program that a call takes, and the values of its graph's inputs."""
+        self._view()
+        return super().program_for(inputs)
+
+    def explain(self) -> str:
+        """Everything about this program as one text: inputs, report, graph, plan."""
+        self._view()
+        return super().explain()
+
+    def _view(self) -> None:
+        """Read the graphs, which no call needs."""
+        data = self._archive.json("graph.json")
+        for i, program in enumerate(self._programs):
+            if program.gm is None:
+                program.gm = graph_module(data, i, self.place)
+
+    def use_states(self, states: Mapping[str, Tensor]) -> None:
+        """Read these tensors at each call, as a program does that was not frozen."""
+        self._states = {name: states[name] for name in self._states}
+
+    def signature(self, gear: int) -> Signature:
+        """What a gear takes and gives."""
+        return self._gears[gear].signature
+
+    def views(self, gear: int, program: Program) -> Mapping[int, tuple[int, View]]:
+        """The outputs that are an input or a view of one."""
+
+        def view(output: int) -> View:
+            def made(*inputs: Any) -> Tensor:
+                self._view()
+                gm = self._programs[gear].gm
+                found: Tensor = returned.replay(gm, meta.outputs_of(gm)[output], *inputs)
+                return found
+
+            return made
+
+        return {out: (at, view(out)) for out, at in self._gears[gear].views.items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Use new weights from the next call on; all of them, or nothing changes.
+
+        Nothing is compiled: what was folded or packed of the weights is computed again.
+        """
+        held = {w.name: self._stored[w.name] for w in self._weights if w.saved}
+        check_weights(held, state_dict)
+        if made := [weight.name for weight in self._weights if weight.made]:
+            raise WeightMismatch(
+                [
+                    f"{len(made)} constants were made of the weights by a pass, in a way that "
+                    f"cannot be repeated; compile the model with the new weights and save that"
+                ]
+            )
+        first: dict[str, str] = {}
+        for weight in self._weights:
+            other = first.setdefault(weight.tensor, weight.name)
+            if weight.saved and not torch.equal(state_dict[other], state_dict[weight.name]):
+                raise WeightMismatch([f"{other} and {weight.name} are one tensor in this program"])
+        moved = {w.name: w.like(state_dict[w.name], self.place) for w in self._weights if w.saved}
+        with torch.no_grad():
+            for name in self._states.keys() & moved.keys():
+                self._states[name].copy_(moved.pop(name))
+        self.start(moved)
+        self._stored |= moved
+
+    def save(self, path: PathLike, *, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write the package again, with the weights that it has now."""
+        if weights is not None:
+            raise NotSavable(
+                "it was loaded, and is written with its own weights", "Use load_state_dict first."
+            )
+        now = {**self._stored, **self._states}
+        held = self._archive.members.items()
+        parts: dict[str, Any] = {n: d for n, d in held if n not in (MANIFEST, KEY)}
+        parts[WEIGHTS] = tensors.write({w.tensor: now[w.name] for w in self._weights})
+        head = {k: v for k, v in self._archive.manifest.items() if k != "members"}
+        write(path, head, parts)
+
+
+class _Weight:
+    """An entry of `weights`."""
+
+    def __init__(self, data: Any) -> None:
+        self.name, self.kind = field(data, "name", str), field(data, "kind", str)
+        self.tensor, self.device = field(data, "tensor", str), field(data, "device", str)
+        self.dtype = codec.named("dtype", field(data, "dtype", str))
+        self.shape = [index(size, 2**63) for size in field(data, "shape", list)]
+        self.stride = [index(step, 2**63) for step in field(data, "stride", list)]
+        self.saved, self.made = field(data, "saved", bool), field(data, "made", bool)
+        if len(self.shape) != len(self.stride):
+            raise BadPackage(f"weight {self.name!r} has other strides than sizes")
+
+    def of(self, stored: Mapping[str, Tensor], place: Any) -> Tensor:
+        """The tensor of the file, laid out as it was compiled with."""
+        found = stored.get(self.tensor)
+        if found is None or found.dtype != self.dtype or list(found.shape) != self.shape:
+            raise BadPackage(f"weight {self.name!r} is not among the tensors, or another one")
+        return self.like(found, place)
+
+    def like(self, tensor: Tensor, place: Any) -> Tensor:
+        """A tensor laid out as this weight, on its device; itself where it is so already."""
+        moved = tensor.detach().to(place(self.device))
+        if list(moved.stride()) == self.stride:
+            return moved
+        reach = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True) if n)
+        try:
+            if reach <= max(1, tensor.numel()):  # no gaps
+                laid = torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
+                return laid.to(moved.device).copy_(moved)
+        except RuntimeError:  # elements that overlap
+            pass
+        raise BadPackage(f"weight {self.name!r} has strides that do not fit its size")
+
+
+class _Part:
+    """An entry of `programs`: a plan, and what its names mean."""
+
+    def __init__(self, package: Loaded, data: Any, number: int, values: int) -> None:
+        self.device = package.kind
+        self.plan: Plan = codec.to_plan(field(data, "plan", dict), package.place)
+        self.kernels = {
+            name: _Kernel(package, kernel, values)
+            for name, kernel in field(data, "kernels", dict).items()
+        }
+        self.constants = {
+            name: _constant(constant, values, number)
+            for name, constant in field(data, "constants", dict).items()
+        }
+        for launch in self.plan.launches:
+            if launch.kernel not in self.kernels:
+                raise BadPackage(f"nothing says what {launch.kernel!r} is")
+        for _, name in self.plan.constants:
+            if name not in self.constants:
+                raise BadPackage(f"nothing says what constant {name!r} is")
+
+    def link(self, values: Sequence[Tensor], branches: Sequence[Branch]) -> Any:
+        kernels = {name: kernel.bind(values) for name, kernel in self.kernels.items()}
+        held = iter(branches)
+        constants = {
+            name: values[what] if kind == "value" else next(held) if kind == "program" else what
+            for name, (kind, what, _) in self.constants.items()
+        }
+        return link(self.plan, kernels, constants, self.device)
+
+    def program(
+        self, parts: Sequence[_Part], values: Sequence[Tensor], made: dict[int, Program]
+    ) -> Program:
+        branches = []
+        for kind, what, how in self.constants.values():
+            if kind == "program":
+                if what not in made:
+                    made[what] = parts[what].program(parts, values, made)
+                branches.append(Branch(made[what], *how))
+        none: Any = None  # there is no graph behind it, and nothing was linked from one
+        return Program(none, self.plan, self.link(values, branches), none, none)
+
+
+def _constant(data: Any, values: int, number: int) -> tuple[str, Any, Any]:
+    kind = field(data, "kind", str)
+    if kind == "value":
+        return kind, index(data.get("value"), values), None
+    if kind == "program":  # branches come before what calls them
+        how = (field(data, "single", bool), field(data, "dense", list))
+        return kind, index(data.get("program"), number), how
+    return "target", _found(data), None
+
+
+def _found(data: Any) -> Any:
+    if (found := codec.to_target(data)) is None:
+        raise BadPackage(f"it calls {text(data.get('name'))}, which this torch has not")
+    return found
+
+
+class _Kernel:
+    """An entry of `kernels`."""
+
+    def __init__(self, package: Loaded, data: Any, values: int) -> None:
+        self.path: str | None = None
+        if field(data, "kind", str) != "library":
+            self.target = _found(data)
+            return
+        self.path = package.library(field(data, "member", str))
+        self.device = package.place(field(data, "device", str))
+        self.ints, self.int_outputs = field(data, "ints", list), field(data, "int_outputs", list)
+        self.constants = {
+            name: index(at, values) for name, at in field(data, "constants", dict).items()
+        }
+
+    def bind(self, values: Sequence[Tensor]) -> host.Kernel:
+        if self.path is None:
+            return host.Kernel(self.target)
+        bound = {name: values[at] for name, at in self.constants.items()}
+        run = private.aot_load(self.path, self.device, bound)
+        return host.Kernel(with_ints(run, self.ints, self.int_outputs), boxed=True)
+
+
+class _Gear:
+    """An entry of `gears`."""
+
+    def __init__(self, package: Loaded, data: Any) -> None:
+        self.signature = codec.to_signature(data, package.place)
+        self.program = index(data.get("program"), len(package._parts))
+        self.states = [text(name) for name in field(data, "states", list)]
+        self.static = frozenset(index(i) for i in field(data, "static", list))
+        self.written = frozenset(index(i) for i in field(data, "written", list))
+        self.views = {index(out): index(at) for out, at in codec.pairs(data, "views")}
+        if unknown := [name for name in self.states if name not in package._states]:
+            raise BadPackage(f"there is no state {unknown[0]!r}")
+        plan = package._parts[self.program].plan
+        given = sum(hasattr(spec, "dtype") for spec in self.signature.specs) + len(self.states)
+        if len(plan.inputs) != given or len(plan.outputs) != self.signature.out_tree.num_leaves:
+            raise BadPackage("a plan takes or gives another number of values than its signature")
+        inputs, outputs = given - len(self.states), len(plan.outputs)
+        if any(out >= outputs or at >= inputs for out, at in self.views.items()):
+            raise BadPackage("a view is of an input, or is an output, that there is not")
