@@ -131,6 +131,8 @@ def refresh(gm: GraphModule, before: Snapshot, name: str) -> int:
         if _same(node, before) and "val" in node.meta and changed.isdisjoint(node.all_input_nodes):
             continue
         old = node.meta.get("val")
+        if node.target is torch.ops.aten.view.default and not changed.isdisjoint(node.args[:1]):
+            node.target = torch.ops.aten.reshape.default  # other strides: it may have to copy
         try:
             node.meta["val"] = compute(gm, node)
         except BrokenGraph:
