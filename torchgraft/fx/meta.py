@@ -131,10 +131,8 @@ def refresh(gm: GraphModule, before: Snapshot, name: str) -> int:
         if _same(node, before) and "val" in node.meta and changed.isdisjoint(node.all_input_nodes):
             continue
         old = node.meta.get("val")
-        if node.target is torch.ops.aten.view.default and not changed.isdisjoint(node.args[:1]):
-            node.target = torch.ops.aten.reshape.default  # other strides: it may have to copy
         try:
-            node.meta["val"] = compute(gm, node)
+            node.meta["val"] = _recompute(gm, node)
         except BrokenGraph:
             raise
         except Exception as error:
@@ -143,6 +141,17 @@ def refresh(gm: GraphModule, before: Snapshot, name: str) -> int:
         if not alike(old, node.meta["val"]):
             changed.add(node)
     return count
+
+
+def _recompute(gm: GraphModule, node: Node) -> Any:
+    """`compute`, where a view of what has other strides now becomes a reshape, which may copy."""
+    if node.target is not torch.ops.aten.view.default:
+        return compute(gm, node)
+    try:
+        return compute(gm, node)
+    except ValueError:
+        node.target = torch.ops.aten.reshape.default
+        return compute(gm, node)
 
 
 def alike(one: Any, other: Any) -> bool:
