@@ -149,7 +149,7 @@ def _recompute(gm: GraphModule, node: Node) -> Any:
         return compute(gm, node)
     try:
         return compute(gm, node)
-    except ValueError:
+    except (ValueError, RuntimeError):
         node.target = torch.ops.aten.reshape.default
         return compute(gm, node)
 
