@@ -324,6 +324,24 @@ def test_values_follow_what_a_pass_changed() -> None:
     assert [n.meta["val"].dtype for n in run.graph.nodes] == [torch.float64] * 3 + [torch.bool]
 
 
+def test_a_view_of_what_has_other_strides_now_may_copy() -> None:
+    @graft.fx_pass(stage="pre")
+    def transposed(graph: graft.Graph) -> None:
+        add = graph.one(aten.add.Tensor)
+        with graph.before(next(iter(add.users))):
+            turned = graph.call(aten.permute.default, add, [1, 0])
+            turned = graph.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
+            back = graph.call(aten.permute.default, turned, [1, 0])
+        add.replace_all_uses_with(back, delete_user_cb=lambda n: n.target is aten.view.default)
+
+    with graft.Registry():
+        run = graft.compile(
+            lambda x: (x + 1).view(-1), (torch.zeros(2, 3),), mode="eager", pre_passes=[transposed]
+        )
+    x = torch.arange(6.0).view(2, 3)
+    assert run(x).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
 # --- The built-in passes ---
 
 

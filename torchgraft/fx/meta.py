@@ -132,7 +132,7 @@ def refresh(gm: GraphModule, before: Snapshot, name: str) -> int:
             continue
         old = node.meta.get("val")
         try:
-            node.meta["val"] = compute(gm, node)
+            node.meta["val"] = _recompute(gm, node)
         except BrokenGraph:
             raise
         except Exception as error:
@@ -141,6 +141,17 @@ def refresh(gm: GraphModule, before: Snapshot, name: str) -> int:
         if not alike(old, node.meta["val"]):
             changed.add(node)
     return count
+
+
+def _recompute(gm: GraphModule, node: Node) -> Any:
+    """`compute`, where a view of what has other strides now becomes a reshape, which may copy."""
+    if node.target is not torch.ops.aten.view.default:
+        return compute(gm, node)
+    try:
+        return compute(gm, node)
+    except (ValueError, RuntimeError):
+        node.target = torch.ops.aten.reshape.default
+        return compute(gm, node)
 
 
 def alike(one: Any, other: Any) -> bool:
