@@ -158,7 +158,13 @@ def main() -> int:
         first.append(counts(graph))
 
     start = time.perf_counter()
-    compiled = graft.compile(model, (x,), pre_passes=[look], post_passes=[merge_projections])
+    compiled = graft.compile(
+        model,
+        (x,),
+        pre_passes=[look],
+        post_passes=[merge_projections],
+        merge_branches=False,  # a built-in pass of the same kind would leave ours nothing to do
+    )
     took = time.perf_counter() - start
     show(("operator", "came in", "runs"), operator_rows(first[0], counts(compiled.graph)))
 
