@@ -198,14 +198,21 @@ class _Module(torch.nn.Module):
         return self.run(*tensors)
 
 
+_OPCHECKS = ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
+_REGISTRATION = "test_autograd_registration"  # torch has it for these devices only
+_HAVE_REGISTRATION = {"cpu", "cuda", "xpu"}
+
+
 def opcheck(probe: Probe) -> None:
     op = probe.op
+    registered = torch.device(probe.device).type in _HAVE_REGISTRATION
+    checks = _OPCHECKS + [_REGISTRATION] * registered
     for values in [probe.values, *([] if probe.writes else [_watched(probe.values)])]:
         args = [v for v, a in zip(values, op.parsed.arguments, strict=True) if not a.kwarg_only]
         kwargs = {
             a.name: v for v, a in zip(values, op.parsed.arguments, strict=True) if a.kwarg_only
         }
-        torch.library.opcheck(op.overload, tuple(args), kwargs)
+        torch.library.opcheck(op.overload, tuple(args), kwargs, test_utils=checks)
 
 
 def _watched(values: Sequence[Any]) -> list[Any]:
