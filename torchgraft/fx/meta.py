@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import pathlib
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -225,14 +226,15 @@ def inherit(node: Node, origin: Node, *, place: bool = True) -> None:
             node.meta.setdefault(key, origin.meta[key])
 
 
+PACKAGE = str(pathlib.Path(__file__).parents[1]) + "/"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def source_line(node: Node) -> str | None:
     """`file:line` of the model code that a node comes from, where it is known: the innermost line
-    outside torch itself, if there is one."""
+    outside torch and torchgraft themselves, if there is one."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [frame for frame in frames if "/torch/" not in frame[0]] or frames
+    own = [f for f in frames if "/torch/" not in f[0] and not f[0].startswith(PACKAGE)] or frames
     if not own:
         return None
     file, line = own[-1]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchgraft import _torch
 from torchgraft.errors import UnsupportedScript
+from torchgraft.fx import meta
 
 Value = Any  # torch.Value, Node and Block: pybind classes without stubs worth the name
 Node = Any
@@ -29,8 +30,9 @@ def line_of(node: Node) -> str:
     """`file:line` of the user's source, or nothing; safe to put in a comment."""
     for text in node.sourceRange().split("Serialized "):  # of a loaded one, the original is first
         for pattern in (r'File "([^"\n]+)", line (\d+)', r"(?m)^(\S[^\n]*)\((\d+)\): "):
-            found = re.search(pattern, text)
-            if found:
+            every = list(re.finditer(pattern, text))
+            if every:  # the innermost that is not ours
+                found = next((f for f in every if not f[1].startswith(meta.PACKAGE)), every[0])
                 return re.sub(r"[^\w./<> -]", "?", found[1], flags=re.ASCII) + ":" + found[2]
     return ""
 
