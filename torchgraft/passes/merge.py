@@ -26,8 +26,8 @@ from torchgraft.passes.builtin import fold_constants, reaches_output
 aten = torch.ops.aten
 
 SMALL = {"cpu": 32e6, "cuda": 1e9}
-"""Up to so many floating-point operations a product is merged with others. Chosen, not measured: the
-benchmarked cases lie far below the first; the second has met no device."""
+"""Up to so many floating-point operations a product is merged with others. Chosen, not measured:
+what was timed lies below the first, and the second has met no device."""
 
 _PRODUCTS: dict[Any, int] = {
     aten.addmm.default: 1,
