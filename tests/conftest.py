@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import torchgraft as graft
+from torchgraft import _torch
 
 torch.set_num_threads(1)
 
@@ -30,3 +31,4 @@ def _isolated() -> Iterator[None]:
     with graft.Registry(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         yield
+    _torch.forget_dropped()

@@ -673,6 +673,22 @@ def seeing(see: Callable[[Any], None]) -> contextlib.AbstractContextManager[Any]
 def drop_library(library: torch.library.Library) -> None:
     """Take back everything that was registered through a library."""
     library._destroy()  # type: ignore[no-untyped-call]
+    forget_dropped()
+
+
+def forget_dropped() -> None:
+    """Take operators that are gone out of the table by which TorchScript knows operators.
+
+    torch leaves them there by their `id`, which the next Python object may have: a list that
+    a module holds is then read as an operator, and scripting the module fails.
+    """
+    from torch.jit import _builtins
+
+    table = _builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+    for key, name in list(table.items()):
+        namespace, _, op = name.partition("::")
+        if namespace not in ("aten", "prim") and op not in vars(getattr(torch.ops, namespace)):
+            del table[key]
 
 
 def name_in_script(value: Any, name: str | None) -> None:

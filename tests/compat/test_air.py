@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import torchgraft as graft
+from torchgraft import _torch
 from torchgraft.compat.air.config import CompilerConfig, NpuGraphExConfig
 from torchgraft.compat.air.dump import Dumps
 from torchgraft.compat.options import Section
@@ -220,7 +221,7 @@ def my_op() -> Iterator[Any]:
     library.define("my_op(Tensor self, Tensor other) -> Tensor")
     library.impl("my_op", lambda self, other: torch.empty_like(self), "Meta")
     yield torch.ops.compat_ops.my_op.default
-    library._destroy()
+    _torch.drop_library(library)
 
 
 @pytest.mark.feature("torchair", "converters with generated builders, dtype_promote, meta_outputs")
@@ -341,7 +342,7 @@ def test_an_operator_gets_the_prototype_of_its_name(ascend: Path) -> None:
     model = torch.compile(lambda x: op(x, x, 3.0), backend=torchair.get_npu_backend())
     assert (model(torch.ones(2)) == 4).all()
     assert [n.op for n in graft.reports()[-1].nodes] == ["ge.CompatAdd2.default"]
-    library._destroy()
+    _torch.drop_library(library)
 
 
 @pytest.mark.feature("torchair", "Support, declare_supported")

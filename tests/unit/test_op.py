@@ -534,6 +534,19 @@ at::Tensor scale_add(const at::Tensor& x, const at::Tensor& y, double alpha) {
 
 
 @pytest.mark.slow
+def test_torchscript_forgets_a_removed_operator() -> None:
+    """Its `id` may be that of the next list that a module holds."""
+
+    @graft.op("t_gone::once")
+    def once(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    known = torch.ops.t_gone.once._op
+    assert torch.jit._builtins._find_builtin(known) == "t_gone::once"
+    once.remove()
+    assert torch.jit._builtins._find_builtin(known) is None
+
+
 def test_a_cpp_kernel_is_built_once_and_found_again(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torchgraft import _torch
 from torchgraft.errors import BadPrototype, NotRegistered, WrongDtype
 from torchgraft.op.build import build
 from torchgraft.op.builders import generate, render
@@ -460,7 +461,7 @@ def test_a_builder_calls_the_registered_op_and_names_its_node(tmp_path: pathlib.
         with pytest.raises(NotRegistered, match=r"Did you mean 'ge::Cut'\?"):
             build("Cutt", inputs={}, outputs=[], attrs={})
     finally:
-        library._destroy()
+        _torch.drop_library(library)
 
 
 def test_dtypes_are_checked() -> None:
