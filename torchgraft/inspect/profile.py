@@ -113,22 +113,17 @@ def profile(
 ) -> Profile:
     """Measure a program on the values of its graph's inputs.
 
-    Its plan is run launch by launch with a clock around each: on the host the thread's, on CUDA
-    events of the launch's stream. A captured CUDA graph is not taken apart; what it holds is run
-    one by one here. Inputs that the program writes are given as copies.
+    Inputs that the program writes are given as copies.
     """
     device = torch.device(program.report.device)
-    clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
-    run = _instrumented(program, clock)
-    sizes = buffer_sizes(program)
+    run = Stopwatch(program)
     calls: list[Timeline] = []
     with torch.no_grad():
         for number in range(repeat + WARM_UP):
             given = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
-            clock.begin()
-            run(given)
+            _, timeline = run(given)
             if number >= WARM_UP:
-                calls.append(measured(program.plan, clock.times(), sizes))
+                calls.append(timeline)
     values = [node.meta.get("val") for node in program.gm.graph.nodes]
     machine = measure(device, main_dtype(values))
     kernels = []
@@ -142,6 +137,24 @@ def profile(
         report.name, report.device, machine, tuple(kernels), tuple(calls), whole
     )
     return program.profile
+
+
+class Stopwatch:
+    """Runs a program's plan launch by launch with a clock around each: on the host the thread's, on
+    CUDA events of the launch's stream. A captured CUDA graph is not taken apart; what it holds is
+    run one by one here. One call at a time."""
+
+    def __init__(self, program: Program) -> None:
+        device = torch.device(program.report.device)
+        self._clock: Clock = CudaClock() if device.type == "cuda" else HostClock(device)
+        self._run = _instrumented(program, self._clock)
+        self._plan, self._sizes = program.plan, buffer_sizes(program)
+
+    def __call__(self, inputs: list[Any]) -> tuple[Any, Timeline]:
+        """The outputs, and when each launch ran."""
+        self._clock.begin()
+        result = self._run(inputs)
+        return result, measured(self._plan, self._clock.times(), self._sizes)
 
 
 def buffer_sizes(program: Program) -> dict[Buffer, int]:
@@ -183,7 +196,12 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """Launches by the clock of the thread that runs them."""
+    """Launches by the clock of the thread that runs them, which waits for a device that has a queue
+    of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        queued = device.type != "cpu"
+        self._wait = torch.get_device_module(device).synchronize if queued else lambda: None
 
     def begin(self) -> None:
         self._spans: dict[int, tuple[float, float]] = {}
@@ -193,6 +211,7 @@ class HostClock:
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             result = fn(*args, **kwargs)
+            self._wait()
             self._spans[number] = (start - self._start, time.perf_counter() - self._start)
             return result
 

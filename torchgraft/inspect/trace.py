@@ -21,7 +21,9 @@ Event = dict[str, Any]
 class Trace:
     """Events in the making. A track is a name within a process, such as a stream of a program."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 1) -> None:
+        """`first`: the number of the first process and track, where others are there already."""
+        self._first = first
         self._events: list[Event] = []
         self._tracks: dict[tuple[str, str], tuple[int, int]] = {}
         self._processes: dict[str, int] = {}
@@ -31,9 +33,9 @@ class Trace:
         """The pid and tid of a track; made when first asked for, shown in that order."""
         if (process, name) not in self._tracks:
             if process not in self._processes:
-                self._processes[process] = len(self._processes) + 1
+                self._processes[process] = len(self._processes) + self._first
                 self._meta(self._processes[process], 0, "process_name", name=process)
-            where = (self._processes[process], len(self._tracks) + 1)
+            where = (self._processes[process], len(self._tracks) + self._first)
             self._tracks[process, name] = where
             self._meta(*where, "thread_name", name=name)
             self._meta(*where, "thread_sort_index", sort_index=where[1])
@@ -70,7 +72,7 @@ class Trace:
     ) -> None:
         """An arrow from the slice around `start` on one track to the one around `end`."""
         self._flows += 1
-        both = {"name": name, "cat": "wait", "id": self._flows}
+        both = {"name": name, "cat": "wait", "id": self._flows + self._first - 1}
         first = {"ph": "s", "pid": source[0], "tid": source[1], "ts": start * 1e6}
         last = {"ph": "f", "bp": "e", "pid": to[0], "tid": to[1], "ts": end * 1e6}
         self._events += [{**both, **first}, {**both, **last}]
