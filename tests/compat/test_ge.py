@@ -26,9 +26,7 @@ def my_op() -> Iterator[Any]:
     _torch.drop_library(library)
 
 
-@pytest.mark.feature(
-    "torchair", "GE's own operators in a converter: ge_apis.Add, MatMul, ..."
-)
+@pytest.mark.feature("torchair", "GE's own operators in a converter: ge_apis.Add, MatMul, ...")
 def test_operators_of_ge_itself(ascend: Path, my_op: Any) -> None:
     import torchair
     from torchair.ge_concrete_graph import ge_apis as ge

@@ -301,9 +301,7 @@ def builder(name: str) -> Callable[..., Any]:
     if prototype is None and name in BUILTINS:
         return BUILTINS[name]
     if prototype is None or not name[:1].isupper():
-        nearest = (
-            "Load its prototype: torchgraft.load_prototypes(path)."
-        )
+        nearest = "Load its prototype: torchgraft.load_prototypes(path)."
         raise NotOnThisDevice(f"ge_apis.{name}", nearest)
 
     def call(
