@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+pytestmark = pytest.mark.feature(
+    "torch_npu", "simulated device: gradients, training, autocast, checkpointing"
+)
 
 
 class Net(nn.Module):

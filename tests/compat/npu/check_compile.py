@@ -9,6 +9,8 @@ from torch import nn
 import torchgraft as graft
 from torchgraft.compat import simulated
 
+pytestmark = pytest.mark.feature("torch_npu", "simulated device: torch.compile, packages")
+
 
 @pytest.fixture
 def model() -> nn.Module:

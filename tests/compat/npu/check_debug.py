@@ -6,6 +6,10 @@ import torch
 
 from torchgraft.compat import simulated
 
+pytestmark = pytest.mark.feature(
+    "torch_npu", "simulated device: a host pointer used as device memory is caught"
+)
+
 
 def test_two_devices() -> None:
     assert torch.npu.device_count() == 2

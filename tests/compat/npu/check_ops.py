@@ -11,6 +11,10 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
+pytestmark = pytest.mark.feature(
+    "torch_npu", "simulated device: torch's own samples of its operators (op_db), with gradients"
+)
+
 RANDOM = (
     "dropout", "rand", "normal", "bernoulli", "multinomial", "uniform", "exponential", "geometric",
     "cauchy", "empty", "rrelu", "lowrank", "fractional", "multi_head", "jiter",

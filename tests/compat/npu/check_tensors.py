@@ -11,6 +11,10 @@ import sys
 import pytest
 import torch
 
+pytestmark = pytest.mark.feature(
+    "torch_npu", "simulated device: memory, copies, pinned memory, files, generators"
+)
+
 
 def test_the_host_cannot_reach_device_memory() -> None:
     script = (
