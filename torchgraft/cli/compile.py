@@ -43,7 +43,7 @@ def compile(
     )
     took = time.perf_counter() - start
     if output:
-        compiled.save(output)  # type: ignore[attr-defined, unused-ignore]
+        compiled.save(output)
     if page:
         compiled.report.html(page)
     if as_json:

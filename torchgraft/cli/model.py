@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import torchgraft as graft
+from torchgraft import progress
 from torchgraft.config import MODES
 from torchgraft.errors import UnknownName
 from torchgraft.fx import load
@@ -141,7 +141,7 @@ class Job:
 
     def compile(self, mode: str, **fields: Any) -> graft.Compiled:
         """The model, compiled for its inputs; progress is shown on a terminal."""
-        with progress("compiling"):
+        with progress.shown("compiling"):
             if isinstance(self.model, ExportedProgram):
                 return graft.compile(self.model, mode=mode, **fields)
             args = tuple(_moved(g, self.device) for g in self.given if g.name is None)
@@ -201,18 +201,3 @@ def _home(model: Any) -> torch.device:
     elif isinstance(model, nn.Module):
         held = model.state_dict()
     return next((tensor.device for tensor in held.values()), torch.device("cpu"))
-
-
-@contextlib.contextmanager
-def progress(what: str) -> Iterator[None]:
-    """A line that moves while something is under way; only on a terminal."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    from torchgraft.inspect.logs import listen
-
-    with console.status(what) as status, listen(lambda text: status.update(f"{what}: {text}")):
-        yield

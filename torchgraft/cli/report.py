@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from torchgraft.cli.model import Given, job, options, progress
+from torchgraft import progress
+from torchgraft.cli.model import Given, job, options
 
 
 @click.command()
@@ -27,7 +28,7 @@ def report(
     if measure or trace:
         if work.kwargs:
             raise click.UsageError("Named inputs cannot be measured. Give them in order.")
-        with progress("measuring"):
+        with progress.shown("measuring", ticks=False):
             profile = compiled.profile(work.args)
         if trace:
             profile.save(trace)
