@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,8 @@ def captured_for(
     front_end, branches = "export", False
     if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         translated = script.to_module(model)
+        if isinstance(model, torch.jit.ScriptModule):  # whose weights are found as long as it lives
+            weakref.finalize(model, _let_go, translated.module).atexit = False
         front_end, model = "script", translated.module
         branches = any(branch.on != "shape" for branch in translated.branches)
     declared = declare(model, () if inputs is None else inputs, kwargs, _device_of(model))
@@ -398,6 +401,10 @@ class Partial(Compiled):
 def _explain(program: Program) -> str:
     graph, plan = _indent(edit.text(program.gm)), _indent(str(program.plan))
     return f"{program.report}\ngraph:\n{graph}\nplan:\n{plan}"
+
+
+def _let_go(module: torch.nn.Module) -> None:
+    """Nothing is left to do: what held the module until now is the call itself."""
 
 
 def _copied(leaf: Any) -> Any:

@@ -68,7 +68,7 @@ def _calls(
     if EAGER in against:
         calls[EAGER] = lambda: eager(*args, **kwargs)
     if THEIRS in against:
-        theirs = torch.compile(eager, mode=None if mode == EAGER else mode)
+        theirs = torch.compile(work.source, mode=None if mode == EAGER else mode)
         calls[THEIRS] = lambda: theirs(*args, **kwargs)
         with progress.shown("torch.compile"), torch.no_grad():
             start = time.perf_counter()

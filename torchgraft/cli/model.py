@@ -19,7 +19,7 @@ import torchgraft as graft
 from torchgraft import progress
 from torchgraft.config import MODES
 from torchgraft.errors import UnknownName
-from torchgraft.fx import load
+from torchgraft.fx import load, script
 
 DTYPES = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
@@ -138,6 +138,12 @@ class Job:
         exported = isinstance(self.model, ExportedProgram)
         found: Callable[..., Any] = self.model.module() if exported else self.model
         return found
+
+    @property
+    def source(self) -> Callable[..., Any]:
+        """The model for `torch.compile`, which takes no TorchScript: that as Python."""
+        scripted = isinstance(self.model, (torch.jit.ScriptModule, torch.jit.ScriptFunction))
+        return script.to_module(self.model).module if scripted else self.eager
 
     def compile(self, mode: str, **fields: Any) -> graft.Compiled:
         """The model, compiled for its inputs; progress is shown on a terminal."""
