@@ -221,6 +221,14 @@ def test_generated_code_is_profiled_by_region() -> None:
     assert set(kernel.cost.nodes) == {"mm", "relu"}
 
 
+@pytest.mark.slow
+def test_weights_inside_generated_code_are_read() -> None:
+    program = graft.compile(torch.nn.Linear(64, 32).eval(), (torch.ones(2, 64),))
+    [owner] = program._programs
+    [cost] = costs(owner)
+    assert cost.bytes == 4 * (64 * 32 + 32 + 2 * 64 + 2 * 32)
+
+
 def test_costs_follow_from_shapes() -> None:
     def model(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         state.copy_(x)
