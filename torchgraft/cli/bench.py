@@ -38,7 +38,8 @@ def bench(
 ) -> None:
     """Time MODEL: eager, torch.compile and torchgraft take turns.
 
-    Each is called a few times before the clock starts; compiling is timed apart.
+    Each is called a few times before the clock starts; compiling is timed apart, with the
+    caches that there are.
     """
     if threads is not None:
         torch.set_num_threads(threads)
