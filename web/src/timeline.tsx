@@ -13,8 +13,6 @@ const LANE = 46;
 const BAR = 26;
 const LEFT = 96;
 const MEMORY = 120;
-/** Bars narrower than this are not drawn. */
-const THIN = 0.4;
 
 interface Props {
   timeline: Timeline;
@@ -78,9 +76,14 @@ export function Lanes({ timeline, selected, onSelect }: Props) {
 
     const draw = (): void => {
       inside.selectAll("*").remove();
-      const seen = timeline.spans.filter(
-        (s) => x(s.end) >= LEFT && x(s.start) <= width && x(s.end) - x(s.start) > THIN,
-      );
+      // Of bars that end on one pixel of a lane, the first stands for all.
+      const reached = new Map<string, number>();
+      const seen = timeline.spans.filter((s) => {
+        const end = x(s.end);
+        if (end < LEFT || x(s.start) > width || end < (reached.get(s.stream) ?? 0) + 1) return false;
+        reached.set(s.stream, end);
+        return true;
+      });
       const bars = inside
         .selectAll<SVGGElement, Span>("g.bar")
         .data(seen)
