@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgraft import _torch
+from torchgraft._torch import generator
 from torchgraft.compile import Compiled, check_weights
 from torchgraft.config import MODES, Config
 from torchgraft.errors import (
@@ -25,7 +26,6 @@ from torchgraft.fx import edit, meta, returned
 from torchgraft.fx.capture import Capture
 from torchgraft.fx.returned import View
 from torchgraft.link import Branch
-from torchgraft.package import _torch as private
 from torchgraft.package import codec, machine, tensors
 from torchgraft.package.archive import KEY, MANIFEST, WEIGHTS, Archive, write
 from torchgraft.package.codec import field, index, text
@@ -409,7 +409,7 @@ class _Kernel:
         if self.path is None:
             return host.Kernel(self.target)
         bound = {name: values[at] for name, at in self.constants.items()}
-        run = private.aot_load(self.path, self.device, bound)
+        run = generator.aot_load(self.path, self.device, bound)
         return host.Kernel(with_ints(run, self.ints, self.int_outputs), boxed=True)
 
 
