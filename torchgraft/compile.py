@@ -216,27 +216,31 @@ class Compiled:
         """One report per gear (or piece)."""
         return [program.report.held(program) for program in self._programs]
 
-    def program_for(self, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
+    def program_for(
+        self, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+    ) -> tuple[Program, list[Any]]:
         """The program that a call takes, and the values of its graph's inputs."""
         signatures = [source.signature for source in self.captures]
         if not signatures:
             raise BadValue("program", self, "one that is compiled as a whole")
-        index, leaves = calls.fit(signatures, tuple(inputs), {})
+        index, leaves = calls.fit(signatures, tuple(inputs), dict(kwargs or {}))
         source = self.captures[index]
         specs = spec_tensors(signatures[index].specs)
         tensors = [calls.restride(leaves[i].detach(), spec) for i, spec in specs]
         return self._programs[index], [*tensors, *source.states.values()]
 
-    def profile(self, inputs: Sequence[Any], *, repeat: int = 10) -> Profile:
+    def profile(
+        self, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, repeat: int = 10
+    ) -> Profile:
         """How long each launch takes on these inputs: `print(it)`, or `it.save("trace.json")`.
 
         Also what the page of `compiled.report` shows as measured. Inputs are not written.
         """
         from torchgraft.inspect.profile import profile
 
-        program, values = self.program_for(inputs)
-        own = _torch.map_leaves(_copied, tuple(inputs))
-        return profile(program, values, lambda: self(*own), repeat)
+        program, values = self.program_for(inputs, kwargs)
+        args, named = _torch.map_leaves(_copied, (tuple(inputs), dict(kwargs or {})))
+        return profile(program, values, lambda: self(*args, **named), repeat)
 
     def explain(self) -> str:
         """Everything about this program as one text: inputs, report, graph, plan."""

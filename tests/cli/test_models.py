@@ -226,6 +226,9 @@ def test_a_model_by_name(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
     result = run("run-model", "my_net_for_cli:Twice", *args)
     assert result.exit_code == 0, result.output
     assert "same" in result.output
+    page = tmp_path / "out.html"
+    result = run("report", "my_net_for_cli:Twice", *args, "--measure", "-o", page)
+    assert result.exit_code == 0, result.output
     result = run("run-model", "my_net_for_cli:Thrice", *args)
     assert result.exit_code == 1
     assert "Thrice" in result.output

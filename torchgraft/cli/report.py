@@ -26,10 +26,8 @@ def report(
     work = job(model, inputs, device)
     compiled = work.compile(mode)
     if measure or trace:
-        if work.kwargs:
-            raise click.UsageError("Named inputs cannot be measured. Give them in order.")
         with progress.shown("measuring", ticks=False):
-            profile = compiled.profile(work.args)
+            profile = compiled.profile(work.args, work.kwargs)
         if trace:
             profile.save(trace)
             click.echo(trace)

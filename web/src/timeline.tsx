@@ -12,6 +12,8 @@ import { amount, seconds } from "./data";
 const LANE = 46;
 const BAR = 26;
 const LEFT = 96;
+/** Room for half of the last tick's text. */
+const RIGHT = 36;
 const MEMORY = 120;
 
 interface Props {
@@ -28,7 +30,7 @@ export function Lanes({ timeline, selected, onSelect }: Props) {
     const svg = select(place.current!);
     svg.selectAll("*").remove();
     const width = place.current!.clientWidth || 900;
-    const full = scaleLinear([0, timeline.seconds || 1e-6], [LEFT, width - 16]);
+    const full = scaleLinear([0, timeline.seconds || 1e-6], [LEFT, width - RIGHT]);
     let x = full;
     const lane = new Map(timeline.streams.map((name, i) => [name, 14 + i * LANE]));
     const bottom = timeline.streams.length * LANE + 14;
@@ -51,7 +53,7 @@ export function Lanes({ timeline, selected, onSelect }: Props) {
       .attr("id", "inside")
       .append("rect")
       .attr("x", LEFT)
-      .attr("width", width - LEFT - 8)
+      .attr("width", width - LEFT - RIGHT + 8)
       .attr("height", height);
     svg
       .append("g")
@@ -135,8 +137,8 @@ export function Lanes({ timeline, selected, onSelect }: Props) {
     svg.call(
       zoom<SVGSVGElement, unknown>()
         .scaleExtent([1, 2000])
-        .extent([[LEFT, 0], [width - 16, height]])
-        .translateExtent([[LEFT, 0], [width - 16, height]])
+        .extent([[LEFT, 0], [width - RIGHT, height]])
+        .translateExtent([[LEFT, 0], [width - RIGHT, height]])
         .on("zoom", (event) => {
           x = event.transform.rescaleX(full);
           draw();
