@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from torchgraft import progress
 from torchgraft.fx.dialect import is_view
 from torchgraft.inspect import trace
 from torchgraft.inspect.cost import Cost, Machine, costs, main_dtype, measure
@@ -119,7 +120,7 @@ def profile(
     run = Stopwatch(program)
     calls: list[Timeline] = []
     with torch.no_grad():
-        for number in range(repeat + WARM_UP):
+        for number in progress.each("call", range(repeat + WARM_UP)):
             given = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
             _, timeline = run(given)
             if number >= WARM_UP:
@@ -141,12 +142,12 @@ def profile(
 
 class Stopwatch:
     """Runs a program's plan launch by launch with a clock around each: on the host the thread's, on
-    CUDA events of the launch's stream. A captured CUDA graph is not taken apart; what it holds is
+    a device events of the launch's stream. A captured CUDA graph is not taken apart; what it holds is
     run one by one here. One call at a time."""
 
     def __init__(self, program: Program) -> None:
         device = torch.device(program.report.device)
-        self._clock: Clock = CudaClock() if device.type == "cuda" else HostClock(device)
+        self._clock: Clock = HostClock() if device.type == "cpu" else DeviceClock(device)
         self._run = _instrumented(program, self._clock)
         self._plan, self._sizes = program.plan, buffer_sizes(program)
 
@@ -168,8 +169,8 @@ def buffer_sizes(program: Program) -> dict[Buffer, int]:
 def _timed(call: Callable[[], object], device: torch.device) -> float:
     start = time.perf_counter()
     call()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
     return time.perf_counter() - start
 
 
@@ -196,12 +197,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """Launches by the clock of the thread that runs them, which waits for a device that has a queue
-    of its own."""
-
-    def __init__(self, device: torch.device) -> None:
-        queued = device.type != "cpu"
-        self._wait = torch.get_device_module(device).synchronize if queued else lambda: None
+    """Launches by the clock of the thread that runs them."""
 
     def begin(self) -> None:
         self._spans: dict[int, tuple[float, float]] = {}
@@ -211,7 +207,6 @@ class HostClock:
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             result = fn(*args, **kwargs)
-            self._wait()
             self._spans[number] = (start - self._start, time.perf_counter() - self._start)
             return result
 
@@ -221,16 +216,19 @@ class HostClock:
         return [span for _, span in sorted(self._spans.items())]
 
 
-class CudaClock:
+class DeviceClock:
     """Launches by events on the stream that they are enqueued on."""
 
+    def __init__(self, device: torch.device) -> None:
+        self._api: Any = torch.get_device_module(device)
+
     def begin(self) -> None:
-        torch.cuda.synchronize()
-        self._events: dict[int, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
+        self._api.synchronize()
+        self._events: dict[int, tuple[Any, Any]] = {}
         self._start = self._event()
 
-    def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    def _event(self) -> Any:
+        event = self._api.Event(enable_timing=True)
         event.record()
         return event
 
@@ -244,7 +242,7 @@ class CudaClock:
         return timed
 
     def times(self) -> list[tuple[float, float]]:
-        torch.cuda.synchronize()
+        self._api.synchronize()
         return [
             (self._start.elapsed_time(start) / 1e3, self._start.elapsed_time(end) / 1e3)
             for _, (start, end) in sorted(self._events.items())
