@@ -93,9 +93,7 @@ def short() -> str:
     """The features alone, folded."""
     rows = _rows()
     counts = [sum(how == one for _, _, how, _ in rows) for one in HOW]
-    said = (
-        f"{counts[0]} features work, {counts[1]} are accepted without effect, {counts[2]} refused"
-    )
+    said = "{} features work, {} are accepted without effect, {} are refused".format(*counts)
     lines = ["<details>", f"<summary>{said}</summary>", ""]
     lines += [f"| package | feature | {TITLES} |", "|---|---|:-:|:-:|:-:|"]
     lines += [f"| `{package}` | {name} | {_ticks(how)} |" for package, name, how, _ in rows]

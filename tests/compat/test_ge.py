@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 import torchgraft as graft
 from torchgraft import _torch
+from torchgraft.compat.air import builtins, ge
 from torchgraft.errors import NotOnThisDevice
 from torchgraft.op.lookup import register_kernel
 
@@ -51,6 +52,74 @@ def test_operators_of_ge_itself(ascend: Path, my_op: Any) -> None:
     torch.testing.assert_close(fn(x, w), expected(x, w))
     with pytest.raises(NotOnThisDevice, match="load_prototypes"):
         ge.NoSuchOperator  # noqa: B018
+
+
+X = torch.tensor([[1.5, -2.0, 0.5], [3.0, 0.25, -1.0], [0.0, 2.0, 4.0]])
+W = X.flip(0) + 0.5
+CASES: dict[str, tuple[Callable[[Any, Any, Any], Any], torch.Tensor]] = {
+    "Div": (lambda ge, x, w: ge.Div(x, w), X / W),
+    "SquaredDifference": (lambda ge, x, w: ge.SquaredDifference(x, w), (X - W) ** 2),
+    "LeakyRelu": (lambda ge, x, w: ge.LeakyRelu(x, negative_slope=0.5), X.clamp(min=0.5 * X)),
+    "SoftmaxV2": (lambda ge, x, w: ge.SoftmaxV2(x, axes=[0]), X.softmax(0)),
+    "ClipByValue": (lambda ge, x, w: ge.ClipByValue(x, -1.0, ge.Const(2.0)), X.clamp(-1, 2)),
+    "Select": (lambda ge, x, w: ge.Select(ge.Greater(x, w), x, w), torch.maximum(X, W)),
+    "MatMul": (lambda ge, x, w: ge.MatMul(x, w, x, transpose_x1=True), X.T @ W + X),
+    "BatchMatMul": (lambda ge, x, w: ge.BatchMatMul(x, w, adj_x2=True), X @ W.T),
+    "Concat": (
+        lambda ge, x, w: ge.Slice(ge.ConcatV2([x, w], 0), [2, 0], [3, -1]),
+        torch.cat([X, W])[2:5],
+    ),
+    "Tile": (lambda ge, x, w: ge.Slice(ge.Tile(x, [1, 2]), [0, 2], [3, 3]), X.tile(1, 2)[:, 2:5]),
+    "ExpandDims": (lambda ge, x, w: ge.Squeeze(ge.ExpandDims(x, 0)), X),
+    "Unsqueeze": (lambda ge, x, w: ge.Reshape(ge.Unsqueeze(x, axes=[0, 2]), [3, 3]), X),
+    "GatherV2": (lambda ge, x, w: ge.GatherV2(x, ge.Const([2, 0, 1]), 1), X[:, [2, 0, 1]]),
+    "Fill": (lambda ge, x, w: ge.Add(ge.Fill([3, 3], 2.0), x), X + 2),
+    "BroadcastTo": (
+        lambda ge, x, w: ge.BroadcastTo(ge.ReduceMean(x, [0], keep_dims=True), [3, 3]),
+        X.mean(0, keepdim=True).expand(3, 3),
+    ),
+    "ReduceMax": (lambda ge, x, w: ge.Sub(x, ge.ReduceMax(x, [])), X - X.max()),
+    "ArgMaxV2": (
+        lambda ge, x, w: ge.Add(x, ge.ArgMaxV2(x, ge.Const(0), dtype=ge.Const(0).dtype)),
+        X + X.argmax(0),
+    ),
+    "Cumsum": (
+        lambda ge, x, w: ge.Cumsum(x, 0, exclusive=True, reverse=True),
+        X.flip(0).cumsum(0).flip(0) - X,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_of_ge_computes_what_it_says(ascend: Path, my_op: Any, name: str) -> None:
+    import torchair
+    from torchair.ge_concrete_graph import ge_apis
+
+    build, expected = CASES[name]
+    torchair.register_fx_node_ge_converter(my_op)(lambda x, w: build(ge_apis, x, w))
+    fn = torch.compile(my_op, backend=torchair.get_npu_backend())
+    torch.testing.assert_close(fn(X, W), expected)
+
+
+def test_every_operator_of_one_or_two_inputs_is_one_of_aten(ascend: Path, my_op: Any) -> None:
+    import torchair
+
+    def convert(x: Any, w: Any) -> Any:
+        for name in builtins._UNARY:
+            made = builtins.BUILTINS[name](ge.Cast(x, dst_type=torch.int32) if "Bit" in name else x)
+            assert made.symsize == [3, 3]
+        for name in builtins._BINARY:
+            one, two = (ge.Cast(v, dst_type=torch.int32) for v in (x, w))
+            first = builtins.BUILTINS[name](*((one, two) if "Bit" in name else (x, w)))
+            second = x if "Bit" in name else builtins.BUILTINS[name](x, 2.0)
+            assert first.symsize == second.symsize == [3, 3]
+        with pytest.raises(NotImplementedError, match="must be a constant"):
+            builtins.BUILTINS["Reshape"](x, x)
+        return x
+
+    torchair.register_fx_node_ge_converter(my_op)(convert)
+    fn = torch.compile(my_op, backend=torchair.get_npu_backend())
+    assert torch.equal(fn(X, W), X)
 
 
 LEGACY = """

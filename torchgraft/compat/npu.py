@@ -192,7 +192,8 @@ def device(device: Any) -> contextlib.AbstractContextManager[Any]:
 
 def device_of(obj: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """Inside, the device of a tensor is the current one."""
-    return torch.cuda.device_of(obj) if _cuda() else contextlib.nullcontext()
+    of: Any = torch.cuda.device_of if _cuda() else lambda obj: contextlib.nullcontext()
+    return of(obj)  # type: ignore[no-any-return]
 
 
 def manual_seed(seed: int) -> None:

@@ -142,8 +142,8 @@ def profile(
 
 class Stopwatch:
     """Runs a program's plan launch by launch with a clock around each: on the host the thread's, on
-    a device events of the launch's stream. A captured CUDA graph is not taken apart; what it holds is
-    run one by one here. One call at a time."""
+    a device events of the launch's stream. A captured CUDA graph is not taken apart; what it holds
+    is run one by one here. One call at a time."""
 
     def __init__(self, program: Program) -> None:
         device = torch.device(program.report.device)

@@ -122,15 +122,12 @@ def _select(condition: Any, x1: Any, x2: Any) -> Any:
     return _add("where", _tensor(condition), _tensor(x1), _tensor(x2))
 
 
-for _fn, *_names in (
-    (_div, "Div"),
-    (_squared_difference, "SquaredDifference"),
-    (_leaky, "LeakyRelu"),
-    (_softmax, "SoftmaxV2"),
-    (_clip, "ClipByValue"),
-    (_select, "Select", "SelectV2"),
-):
-    _builtin(_fn, *_names)
+_builtin(_div, "Div")
+_builtin(_squared_difference, "SquaredDifference")
+_builtin(_leaky, "LeakyRelu")
+_builtin(_softmax, "SoftmaxV2")
+_builtin(_clip, "ClipByValue")
+_builtin(_select, "Select", "SelectV2")
 
 
 # --- Matrices ---
@@ -157,15 +154,16 @@ def _batch_matmul(
     return _matmul(x1, x2, bias, transpose_x1=adj_x1, transpose_x2=adj_x2)
 
 
-for _fn, *_names in (
-    (_matmul, "MatMul"),
-    (_matmul_v2, "MatMulV2"),
-    (_batch_matmul, "BatchMatMul", "BatchMatMulV2"),
-):
-    _builtin(_fn, *_names)
+_builtin(_matmul, "MatMul")
+_builtin(_matmul_v2, "MatMulV2")
+_builtin(_batch_matmul, "BatchMatMul", "BatchMatMulV2")
 
 
 # --- Shapes ---
+
+
+def _reshape(x: Any, shape: Any, *, axis: int = 0, num_axes: int = -1) -> Any:
+    return _add("reshape", _tensor(x), _list(shape))
 
 
 def _permute(x: Any, perm: Any) -> Any:
@@ -211,22 +209,19 @@ def _fill(dims: Any, value: Any) -> Any:
     return _add("expand", _tensor(value), _list(dims))
 
 
-for _fn, *_names in (
-    (lambda x, shape, *, axis=0, num_axes=-1: _add("reshape", _tensor(x), _list(shape)), "Reshape"),
-    (_permute, "Transpose", "TransposeD"),
-    (_squeeze, "Squeeze"),
-    (_unsqueeze, "Unsqueeze"),
-    (lambda x, axis: _add("unsqueeze", _tensor(x), _list(axis)[0]), "ExpandDims"),
-    (lambda x, concat_dim, *, N=None: _concat(x, concat_dim), "ConcatV2", "ConcatD"),
-    (lambda concat_dim, x, *, N=None: _concat(x, concat_dim), "Concat"),
-    (_pack, "Pack"),
-    (lambda x, shape: _add("expand", _tensor(x), _list(shape)), "BroadcastTo"),
-    (lambda x, multiples: _add("repeat", _tensor(x), _list(multiples)), "Tile"),
-    (_slice, "Slice"),
-    (_gather, "GatherV2"),
-    (_fill, "Fill"),
-):
-    _builtin(_fn, *_names)  # type: ignore[arg-type]
+_builtin(_reshape, "Reshape")
+_builtin(_permute, "Transpose", "TransposeD")
+_builtin(_squeeze, "Squeeze")
+_builtin(_unsqueeze, "Unsqueeze")
+_builtin(lambda x, axis: _add("unsqueeze", _tensor(x), _list(axis)[0]), "ExpandDims")
+_builtin(lambda x, concat_dim, *, N=None: _concat(x, concat_dim), "ConcatV2", "ConcatD")
+_builtin(lambda concat_dim, x, *, N=None: _concat(x, concat_dim), "Concat")
+_builtin(_pack, "Pack")
+_builtin(lambda x, shape: _add("expand", _tensor(x), _list(shape)), "BroadcastTo")
+_builtin(lambda x, multiples: _add("repeat", _tensor(x), _list(multiples)), "Tile")
+_builtin(_slice, "Slice")
+_builtin(_gather, "GatherV2")
+_builtin(_fill, "Fill")
 
 
 # --- Reductions ---

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from torchgraft.compat.air import attr as attrs
-from torchgraft.compat.air.ge import TABLE, custom_op, unregistered
+from torchgraft.compat.air.ge import custom_op, unregistered
 from torchgraft.convert.net import Value
+from torchgraft.op.declare import TABLE
 
 _NUMBERS = itertools.count()
 
@@ -31,7 +32,8 @@ class _Desc:
     """The description of an input or an output; of its fields, the name counts."""
 
     def __init__(self) -> None:
-        self.name, self.attr = "", defaultdict(_Attr)
+        self.name = ""
+        self.attr: defaultdict[str, _Attr] = defaultdict(_Attr)
 
     def CopyFrom(self, other: Any) -> None: ...
 

@@ -93,10 +93,10 @@ class profile(torch.profiler.profile):
         stop: Any = super().stop_trace
         stop()
 
-    def export_chrome_trace(self, path: str) -> None:
+    def export_chrome_trace(self, path: str, *args: Any, **kwargs: Any) -> None:
         """Write the trace."""
         export: Any = super().export_chrome_trace
-        export(path)
+        export(path, *args, **kwargs)
         self._recording.add_to(path)
 
     def stop(self) -> None:
