@@ -347,6 +347,16 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   Call(op, stack).run();
 }
 
+void no_sparse(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(), ": the simulated npu has no sparse tensors. "
+                              "Use a dense one (.to_dense()), or compute this on the CPU (.cpu()).");
+}
+
+void no_quantized(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(), ": the simulated npu has no quantized tensors. "
+                              "Use torch.fake_quantize_per_tensor_affine, or compute this on the CPU (.cpu()).");
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
@@ -357,6 +367,21 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&fallback>());
   m.impl("native_group_norm", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  for (const char* name : {"quantize_per_tensor", "quantize_per_tensor.tensor_qparams",
+                           "quantize_per_tensor_dynamic", "quantize_per_channel"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&no_quantized>());
+}
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_sparse>());
+}
+
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_sparse>());
+}
+
+TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_quantized>());
 }
 
 }  // namespace graft::npu
