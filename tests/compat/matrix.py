@@ -9,13 +9,14 @@ which a test sets; names are looked up, one by one.
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import names
 
 from torchgraft import compat
-from torchgraft.compat import common
+from torchgraft.compat import common, device
 from torchgraft.compat.air.config import CompilerConfig, NpuGraphExConfig
 from torchgraft.compat.options import Section
 from torchgraft.compat.refused import FUSED, REFUSED
@@ -118,6 +119,7 @@ def pages() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
+    os.environ[device.VARIABLE] = "cpu"  # as in the tests
     compat.install()
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")
