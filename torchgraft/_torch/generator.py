@@ -192,7 +192,10 @@ def aot_compile(
         gm = _without_values(gm, inputs)
         extra: dict[str, Any] = {}
         if frozen:
-            gm, extra = _freeze(gm, inputs)
+            # For a library, torch leaves MKL out: a weight that MKL packed cannot be moved, and so
+            # not be saved. Here each is packed where the library is loaded.
+            with V.set_aot_compilation(False):
+                gm, extra = _freeze(gm, inputs)
         output = next(iter(reversed(gm.graph.nodes)))
         output.meta["user_visible_output_idxs"] = [
             i for i, value in enumerate(output.args[0]) if isinstance(value, Node)

@@ -155,9 +155,14 @@ def to_plan(data: Any, device: Device = torch.device) -> Plan:
 
 def pairs(data: Any, name: str) -> list[Any]:
     """`data[name]`, which must be a list of lists of two."""
+    return rows(data, name, 2)
+
+
+def rows(data: Any, name: str, length: int) -> list[Any]:
+    """`data[name]`, which must be a list of lists of a length."""
     found: list[Any] = field(data, name, list)
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in found):
-        raise BadPackage(f"{name!r} must be a list of pairs")
+    if not all(isinstance(row, list) and len(row) == length for row in found):
+        raise BadPackage(f"{name!r} must be a list of lists of {length}")
     return found
 
 
@@ -371,6 +376,14 @@ _FUNCTIONS: tuple[Any, ...] = (
 )
 BUILTINS: Mapping[str, Callable[..., Any]] = {fn.__name__: fn for fn in _FUNCTIONS}
 """Functions of sizes and of sequences that a launch may name besides operators."""
+
+
+_TORCH = {"aten", "prims", "prim", "mkldnn", "onednn", "mkl", "inductor", "quantized_decomposed"}
+
+
+def is_torchs(name: str) -> bool:
+    """Whether an operator, such as `aten::relu`, comes with torch."""
+    return name.partition("::")[0] in _TORCH
 
 
 def target(fn: Any) -> dict[str, str] | None:
