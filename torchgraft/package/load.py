@@ -271,7 +271,7 @@ class Loaded(Compiled):
 
         def view(number: int) -> View:
             run = self._parts[number].link([], [])
-            return lambda *inputs: run(list(inputs))[0]  # type: ignore[no-any-return]
+            return lambda *inputs: run(list(inputs))[0]
 
         return {out: (at, view(number)) for out, at, number in self._gears[gear].views}
 
