@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from torchgraft.compile import Compiled, captured_for
 from torchgraft.config import Config
 from torchgraft.errors import BadPackage, BadValue, GraftError, NotSavable, first_line
@@ -20,7 +18,7 @@ from torchgraft.package.archive import KEY, TEMPORARY, Archive
 from torchgraft.package.fingerprint import Unknowable
 from torchgraft.package.key import Key, differences, digest, key_of
 from torchgraft.package.load import Loaded, opened
-from torchgraft.package.save import pack
+from torchgraft.package.save import ahead
 
 log = logging.getLogger("torchgraft")
 
@@ -51,9 +49,7 @@ class Cache:
                 why = f"the entry was no good: {first_line(error)}"
                 log.warning("torchgraft: %s", why)
         try:
-            package = pack(
-                Compiled(name, front_end, captures, config, link=False), _weights(captures)
-            )
+            _, package = ahead(name, front_end, captures, config)
         except NotSavable as error:
             return _uncached(name, front_end, captures, config, f"not cached: {error.why}")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -120,14 +116,6 @@ class Cache:
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _ABANDONED:
                     path.unlink()
-
-
-def _weights(captures: Sequence[Capture]) -> dict[str, Tensor]:
-    return {
-        name: getattr(taken.gm, weight.attribute)
-        for taken in captures
-        for name, weight in taken.weights.items()
-    }
 
 
 def _uncached(
