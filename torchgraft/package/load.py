@@ -239,10 +239,12 @@ class Loaded(Compiled):
         self._view()
         return super().graph
 
-    def program_for(self, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
+    def program_for(
+        self, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+    ) -> tuple[Program, list[Any]]:
         """The program that a call takes, and the values of its graph's inputs."""
         self._view()
-        return super().program_for(inputs)
+        return super().program_for(inputs, kwargs)
 
     def explain(self) -> str:
         """Everything about this program as one text: inputs, report, graph, plan."""

@@ -78,14 +78,18 @@ class Captured:
         return (*arg.shape, *arg.stride())
 
     def _capture(self, args: list[Any]) -> _Entry | None:
+        if why := _uncapturable(args):
+            self._refuse(why)
+            return None
+        with torch.cuda.device(next((a.device for a in args if isinstance(a, Tensor)), None)):
+            return self._captured(args)
+
+    def _captured(self, args: list[Any]) -> _Entry | None:
         inputs = [
             arg if i in self._static or not isinstance(arg, Tensor) else _twin(arg)
             for i, arg in enumerate(args)
         ]
         moves = tuple(i for i, (a, b) in enumerate(zip(args, inputs, strict=True)) if a is not b)
-        if why := _uncapturable(args):
-            self._refuse(why)
-            return None
         kept = {i: inputs[i].clone() for i in self._written if i in self._static}
         states = torch.cuda.get_rng_state()
         graph = torch.cuda.CUDAGraph()
@@ -136,10 +140,10 @@ def _twin(arg: Tensor) -> Tensor:
 
 
 def _uncapturable(args: Sequence[Any]) -> str | None:
-    for arg in args:
-        if isinstance(arg, Tensor) and not arg.is_cuda:
-            return "an input lies on the CPU"
-    return None
+    places = {arg.device for arg in args if isinstance(arg, Tensor)}
+    if any(place.type != "cuda" for place in places):
+        return "an input lies on the CPU"
+    return "the inputs lie on several devices" if len(places) > 1 else None
 
 
 def _aliases(inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[int, int]:
