@@ -750,3 +750,57 @@ def drop_fake(name: str) -> None:
 def foreign_device() -> str:
     """The name of the device that another package brings, which Inductor knows nothing of."""
     return str(torch._C._get_privateuse1_backend_name())
+
+
+# --- torch.distributed ---
+
+
+def process_groups() -> list[Any]:
+    """The process groups that this process is in, as they were made (torch 2.11 to 2.13)."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return []
+    from torch.distributed import distributed_c10d as c10d
+
+    return list(c10d._world.pg_map)
+
+
+def is_group_alive(group: Any) -> bool:
+    """Whether a process group was not destroyed yet."""
+    from torch.distributed import distributed_c10d as c10d
+
+    return group in c10d._world.pg_map
+
+
+def group_name(group: Any) -> str:
+    """torch's own name of a process group, which operators take."""
+    return str(group.group_name)
+
+
+def group_description(group: Any) -> str:
+    """What whoever made a group called it: `mesh_tp`, or `undefined`."""
+    return str(group.group_desc)
+
+
+def group_store(group: Any) -> Any:
+    """The key-value store of a group, over a connection of its own where that is possible: a wait
+    holds the connection (torch 2.11 to 2.13)."""
+    from torch.distributed import distributed_c10d as c10d
+
+    return c10d._get_process_group_store(group).clone()
+
+
+def group_timeout(group: Any) -> Any:
+    """How long a group waits for its ranks, as a timedelta (torch 2.11 to 2.13)."""
+    devices = group._device_types
+    return min(group._get_backend(device).options._timeout for device in devices)
+
+
+def group_backend(group: Any, device: torch.device) -> str:
+    """`gloo`, `nccl`, …: who moves a group's tensors of a device."""
+    return str(group._get_backend(device).name())
+
+
+def wait_tensor(tensor: Tensor) -> Tensor:
+    """The value of a functional collective, once it is there."""
+    found: Tensor = torch.ops._c10d_functional.wait_tensor(tensor)
+    return found

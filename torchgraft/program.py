@@ -17,6 +17,8 @@ from torch.fx import GraphModule
 
 from torchgraft import _torch
 from torchgraft.codegen import regions
+from torchgraft.comm.call import bind
+from torchgraft.comm.place import place as place_collectives
 from torchgraft.config import Config
 from torchgraft.convert.run import convert, unheard
 from torchgraft.errors import NotCompiled, ResultChanged, UnorderedUse
@@ -127,6 +129,7 @@ def _assemble(
     report.notes += unheard(gm, config)
     before = meta.snapshot(gm.graph)
     report.conversions = _convert(gm, config, watch)
+    place_collectives(gm)
     regions.keep_old(gm)
     returned.copy_constants(gm)
     history.add(Change.since(before, gm, "converters"), gm)
@@ -200,6 +203,20 @@ def link(
 ) -> _torch.Flat:
     """A function that runs the plan, which is proved first: list of inputs in, outputs out."""
     streams.prove(plan)
+    if plan.collectives:
+        plan, kernels, guarded = bind(plan, kernels)
+        return guarded(execute(plan, kernels, constants, device, adversary))
+    return execute(plan, kernels, constants, device, adversary)
+
+
+def execute(
+    plan: Plan,
+    kernels: Mapping[str, host.Kernel],
+    constants: Mapping[str, Any],
+    device: str,
+    adversary: int | None = None,
+) -> _torch.Flat:
+    """A function that runs a plan that was proved, its collectives bound."""
     if len(plan.streams) == 1:
         return host.link(plan, kernels, constants)
     if device == "cuda":

@@ -1,0 +1,71 @@
+"""Where collectives of a graph run: a stream for each group, started early, waited for late."""
+
+from __future__ import annotations
+
+import operator
+
+from torch.fx import GraphModule, Node
+
+from torchgraft.comm.group import name_of
+from torchgraft.comm.ops import ONE_SIDED, collectives, is_collective, is_wait, kind_of
+from torchgraft.fx import label
+from torchgraft.plan import MAIN
+
+NEVER = 1 << 30
+"""No collective needs a value."""
+
+
+def place(gm: GraphModule) -> None:
+    """Name the groups, put each group's collectives on a stream of its own, in their order, and
+    note on every node which collectives it lies between. A no-op without collectives."""
+    if not any(collectives(gm.graph.nodes)):
+        return
+    _drop_waits(gm)
+    last: dict[str, Node] = {}
+    for node in gm.graph.nodes:
+        group = _group(node)
+        if group is None:
+            continue
+        if is_collective(node):
+            node.args = (*node.args[:-1], group)
+        if label.stream_of(node) == MAIN:
+            node.meta["stream"] = f"comm:{group}"
+        if group in last:
+            label.come_after(node, [last[group]])
+        last[group] = node
+    _between(gm)
+
+
+def _group(node: Node) -> str | None:
+    """The group whose order a node keeps: a collective's, or that of a send or receive that is
+    waited for."""
+    if is_wait(node):
+        source = node.args[0]
+        return str(source.args[-1]) if isinstance(source, Node) and is_collective(source) else None
+    return name_of(node.args[-1]) if is_collective(node) else None
+
+
+def _drop_waits(gm: GraphModule) -> None:
+    """A collective's launch waits itself, on its own stream; readers wait for that stream."""
+    for node in list(gm.graph.nodes):
+        if not is_wait(node):
+            continue
+        source = node.args[0]
+        assert isinstance(source, Node)
+        made = source.args[0] if source.target is operator.getitem else source
+        if isinstance(made, Node) and is_collective(made) and kind_of(made) not in ONE_SIDED:
+            node.replace_all_uses_with(source)
+            gm.graph.erase_node(node)
+
+
+def _between(gm: GraphModule) -> None:
+    """Note on each node the first collective that needs it and the last one that it needs, by
+    number: nodes that differ are not compiled together, so that none waits for the other's."""
+    number = {node: i for i, node in enumerate(collectives(gm.graph.nodes))}
+    needs: dict[Node, int] = {}
+    for node in gm.graph.nodes:
+        before = [needs[used] for used in node.all_input_nodes]
+        needs[node] = number.get(node, max(before, default=-1))
+    for node in reversed(gm.graph.nodes):
+        wanted = [number.get(user, user.meta.get("between", (NEVER,))[0]) for user in node.users]
+        node.meta["between"] = (min(wanted, default=NEVER), needs[node])
