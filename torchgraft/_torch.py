@@ -804,3 +804,36 @@ def wait_tensor(tensor: Tensor) -> Tensor:
     """The value of a functional collective, once it is there."""
     found: Tensor = torch.ops._c10d_functional.wait_tensor(tensor)
     return found
+
+
+def group_of(name: str) -> Any:
+    """The process group that torch knows by this name (torch 2.11 to 2.13)."""
+    from torch.distributed import distributed_c10d as c10d
+
+    return c10d._resolve_process_group(name)  # type: ignore[arg-type]
+
+
+def keep_calls(packet: Any) -> None:
+    """Let no pass of torch drop a call of this operator, whether its result is used or not."""
+    torch.fx.node.has_side_effect(packet)
+    torch.fx.node.has_side_effect(packet.default)
+
+
+def shard_of(tensor: Any) -> Tensor | None:
+    """This rank's own part of a DTensor; None: it is a plain tensor."""
+    tensors = sys.modules.get("torch.distributed.tensor")
+    if tensors is None or not isinstance(tensor, tensors.DTensor):
+        return None
+    shard: Tensor = tensor._local_tensor
+    return shard
+
+
+def export_shards() -> None:
+    """Let torch.export take modules whose weights are DTensors: it asks how to write down their
+    layout, which is a constant. Known to torch from then on (torch 2.11 to 2.13)."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    if DTensorSpec not in pytree.SUPPORTED_NODES:
+        pytree.register_constant(DTensorSpec)

@@ -9,12 +9,16 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+import torch
 from torchgraft import _torch
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
 from torchgraft.fx import dialect, meta
 from torchgraft.link import Role
 from torchgraft.program import Program, build
+
+if torch.distributed.is_available():
+    import torchgraft.comm.trace  # noqa: F401 (what broadcast, send and recv mean in a graph)
 
 _NUMBERS = itertools.count()
 

@@ -645,12 +645,12 @@ class NoGroup(GraftError):
 class RanksDiffer(GraftError):
     """The ranks of a group would not do the same collectives; found before the first of them."""
 
-    def __init__(self, group: str, step: int, rank: int, theirs: str, ours: str, fix: str) -> None:
+    def __init__(self, group: str, step: int, rank: int, has: str, other: str, fix: str) -> None:
         self.group, self.step, self.rank = group, step, rank
-        self.theirs, self.ours = theirs, ours
+        self.has, self.other = has, other
         super().__init__(
-            f"the ranks of group {group!r} differ from step {step} of the plan on: "
-            f"rank {rank} has\n  {theirs}\nwhere rank 0 has\n  {ours}\n{fix}"
+            f"the ranks of group {group!r} differ from step {step} of the plan on:\n"
+            f"  rank {rank}: {has}\n  {other}\n{fix}"
         )
 
 

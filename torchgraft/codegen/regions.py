@@ -196,7 +196,7 @@ def _is_barrier(node: Node) -> bool:
     """Whether the order of a call against all others must be kept."""
     if is_random(node) or node.target is aten.copy_.default:
         return False
-    return node.is_impure() and not is_collective(node) and not is_wait(node)
+    return node.is_impure() and not is_collective(node)
 
 
 def _place_writes(written: list[Node], places: dict[Node, Place], levels: dict[Node, int]) -> None:

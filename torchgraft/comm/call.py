@@ -11,7 +11,6 @@ from torch import Tensor
 from torchgraft import _torch
 from torchgraft.comm.agree import Guard, said
 from torchgraft.comm.group import find
-from torchgraft.comm.ops import ONE_SIDED
 from torchgraft.errors import GraftError
 from torchgraft.plan import Collective, Plan, PlanStep
 from torchgraft.run.host import Kernel
@@ -45,7 +44,6 @@ class Call:
 
     def __init__(self, op: Callable[..., Any], step: Collective, number: int, guard: Guard) -> None:
         self._op, self._step, self._number, self._guard = op, step, number, guard
-        self._waits = step.kind not in ONE_SIDED
         self._group: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -56,7 +54,7 @@ class Call:
             self._guard.same_sizes(self._number, self._group, args)
         try:
             result = self._op(*args[:-1], _torch.group_name(self._group), **kwargs)
-            return _waited(result) if self._waits else result
+            return _waited(result)
         except GraftError:
             raise
         except Exception as error:

@@ -41,7 +41,7 @@ def is_one_sided(entries: Sequence[Entry]) -> bool:
 
 
 Difference = tuple[int, int, str, str]
-"""The step, the rank, what that rank has, what rank 0 has."""
+"""The step, the rank, what that rank has, and what another one has instead."""
 
 
 def difference(ranks: Sequence[Sequence[Entry]]) -> Difference | None:
@@ -52,7 +52,7 @@ def difference(ranks: Sequence[Sequence[Entry]]) -> Difference | None:
         for ours, theirs in itertools.zip_longest(together[0], entries):
             if not _alike(ours, theirs):
                 step = ours.step if ours is not None else theirs.step
-                found.append((step, rank, str(theirs or NOTHING), str(ours or NOTHING)))
+                found.append((step, rank, str(theirs or NOTHING), f"rank 0: {ours or NOTHING}"))
                 break
     if not found:
         found += [*_splits(together), *_letters(ranks)]
@@ -85,7 +85,7 @@ def _splits(ranks: Sequence[Sequence[Entry]]) -> list[Difference]:
                 continue
             if takes[one][two] != gives[two][one]:
                 theirs = f"{ranks[one][at]}, which takes {takes[one][two]} from rank {two}"
-                ours = f"{ranks[0][at]}, and rank {two} gives it {gives[two][one]}"
+                ours = f"rank {two}: {ranks[two][at]}, which gives it {gives[two][one]}"
                 found.append((ranks[one][at].step, one, theirs, ours))
     return found
 
@@ -98,16 +98,16 @@ def _letters(ranks: Sequence[Sequence[Entry]]) -> list[Difference]:
         for entry in entries:
             if entry.kind in ONE_SIDED:
                 peer, tag = int(entry.args[0]), entry.args[1]
-                box, way = (sent, (rank, peer)) if entry.kind == "isend" else (taken, (peer, rank))
+                box, way = (sent, (rank, peer)) if entry.kind == "send" else (taken, (peer, rank))
                 box[*way, tag].append(entry)
     found: list[Difference] = []
     for key in {*sent, *taken}:
         source, target, _ = key
         for out, into in itertools.zip_longest(sent[key], taken[key]):
             if out is None:
-                found.append((into.step, target, str(into), f"no send to it from rank {source}"))
+                found.append((into.step, target, str(into), f"rank {source}: no send that it takes"))
             elif into is None:
-                found.append((out.step, source, str(out), f"no receive of it on rank {target}"))
+                found.append((out.step, source, str(out), f"rank {target}: no receive of it"))
             elif out.type != into.type:
-                found.append((into.step, target, str(into), f"{out} on rank {source}"))
+                found.append((into.step, target, str(into), f"rank {source}: {out}"))
     return found

@@ -9,9 +9,11 @@ from torch.fx import Node
 
 from torchgraft import _torch
 
-_NAMESPACES = ("_c10d_functional", "_dtensor")
-ONE_SIDED = ("isend", "irecv")
-"""Started here, over only with their wait: the other side may have to start something, too."""
+_NAMESPACES = ("_c10d_functional", "_dtensor", "torchgraft")
+ONE_SIDED = ("send", "recv")
+"""What one rank does, another one answers."""
+_ASYNC = ("isend", "irecv", "batch_p2p_ops")
+"""torch's own, which write to memory that the graph does not know of: they stay where they are."""
 
 
 def is_collective(node: Node) -> bool:
@@ -21,7 +23,8 @@ def is_collective(node: Node) -> bool:
     target: Any = node.target
     arguments = target._schema.arguments
     named = bool(arguments) and arguments[-1].name == "group_name"
-    return named and target.namespace in _NAMESPACES and not target._schema.is_mutable
+    known = target.namespace in _NAMESPACES and kind_of(node) not in _ASYNC
+    return named and known and not target._schema.is_mutable
 
 
 def is_wait(node: Node) -> bool:

@@ -7,7 +7,7 @@ import operator
 from torch.fx import GraphModule, Node
 
 from torchgraft.comm.group import name_of
-from torchgraft.comm.ops import ONE_SIDED, collectives, is_collective, is_wait, kind_of
+from torchgraft.comm.ops import collectives, is_collective, is_wait
 from torchgraft.fx import label
 from torchgraft.plan import MAIN
 
@@ -23,26 +23,16 @@ def place(gm: GraphModule) -> None:
     _drop_waits(gm)
     last: dict[str, Node] = {}
     for node in gm.graph.nodes:
-        group = _group(node)
-        if group is None:
+        if not is_collective(node):
             continue
-        if is_collective(node):
-            node.args = (*node.args[:-1], group)
+        group = name_of(node.args[-1])
+        node.args = (*node.args[:-1], group)
         if label.stream_of(node) == MAIN:
             node.meta["stream"] = f"comm:{group}"
         if group in last:
             label.come_after(node, [last[group]])
         last[group] = node
     _between(gm)
-
-
-def _group(node: Node) -> str | None:
-    """The group whose order a node keeps: a collective's, or that of a send or receive that is
-    waited for."""
-    if is_wait(node):
-        source = node.args[0]
-        return str(source.args[-1]) if isinstance(source, Node) and is_collective(source) else None
-    return name_of(node.args[-1]) if is_collective(node) else None
 
 
 def _drop_waits(gm: GraphModule) -> None:
@@ -53,7 +43,7 @@ def _drop_waits(gm: GraphModule) -> None:
         source = node.args[0]
         assert isinstance(source, Node)
         made = source.args[0] if source.target is operator.getitem else source
-        if isinstance(made, Node) and is_collective(made) and kind_of(made) not in ONE_SIDED:
+        if isinstance(made, Node) and is_collective(made):
             node.replace_all_uses_with(source)
             gm.graph.erase_node(node)
 
