@@ -828,6 +828,12 @@ def shard_of(tensor: Any) -> Tensor | None:
     return shard
 
 
+def shards(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by name, with this rank's own part of those that are DTensors."""
+    own = {name: shard_of(tensor) for name, tensor in tensors.items()}
+    return {name: t if (shard := own[name]) is None else shard for name, t in tensors.items()}
+
+
 def export_shards() -> None:
     """Let torch.export take modules whose weights are DTensors: it asks how to write down their
     layout, which is a constant. Known to torch from then on (torch 2.11 to 2.13)."""

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
-import torch
 from torchgraft import _torch
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
@@ -18,7 +18,7 @@ from torchgraft.link import Role
 from torchgraft.program import Program, build
 
 if torch.distributed.is_available():
-    import torchgraft.comm.trace  # noqa: F401 (what broadcast, send and recv mean in a graph)
+    from torchgraft.comm import trace  # noqa: F401 (what broadcast, send and recv mean in a graph)
 
 _NUMBERS = itertools.count()
 

@@ -249,6 +249,7 @@ class Compiled:
         Frozen weights are folded into the code, so this compiles again where there are any; the
         generator's cache makes that much cheaper than the first time.
         """
+        state_dict = _torch.shards(state_dict)
         for source in self.captures:
             held = {name: weight.value for name, weight in source.weights.items()}
             held |= {name: state for name, state in source.states.items() if name in source.saved}
@@ -302,6 +303,7 @@ class Compiled:
         """The weights before anything was folded."""
         wanted = {n: w for source in self.captures for n, w in source.weights.items()}
         if given is not None:
+            given = _torch.shards(given)
             check_weights({n: w.value for n, w in wanted.items()}, given, extra=True)
             return {name: given[name] for name in wanted}
         found = {name: weight.origin.tensor() for name, weight in wanted.items()}

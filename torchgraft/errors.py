@@ -642,6 +642,17 @@ class NoGroup(GraftError):
         super().__init__(f"{call}{_at(line)}: {why}.\n{fix}")
 
 
+class WrongGroup(GraftError):
+    """A process group has another number of ranks than the program was compiled for."""
+
+    def __init__(self, call: str, line: str | None, name: str, want: int, has: int) -> None:
+        self.call, self.line, self.name, self.want, self.has = call, line, name, want, has
+        super().__init__(
+            f"{call}{_at(line)}: it was compiled for {want} ranks, group {name!r} has {has}.\n"
+            f"Start it with groups of that size, or compile it again for these."
+        )
+
+
 class RanksDiffer(GraftError):
     """The ranks of a group would not do the same collectives; found before the first of them."""
 

@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from torchgraft import _torch
 from torchgraft.codegen import regions
 from torchgraft.comm.call import bind
+from torchgraft.comm.capture import refusal
 from torchgraft.comm.place import place as place_collectives
 from torchgraft.config import Config
 from torchgraft.convert.run import convert, unheard
@@ -62,7 +63,7 @@ def build(
 def _build(gm: GraphModule, config: Config, role: Role, name: str, linker: type[Linker]) -> Program:
     report = Report(name, role.front_end, config.mode, _device(gm))
     program = _assemble(gm, config, role, report, linker)
-    program.run = captured(program.run, config, role.static, written(gm), report)
+    program.run = captured(program, config, role.static, written(gm), report)
     _say(report, config)
     remember(report, program)
     if config.report is not None:
@@ -92,7 +93,7 @@ def _culprit(node: Placed) -> str:
 
 
 def captured(
-    run: _torch.Flat,
+    program: Program,
     config: Config,
     static: frozenset[int],
     written: frozenset[int],
@@ -100,13 +101,14 @@ def captured(
 ) -> _torch.Flat:
     """The program as one CUDA graph, where its mode asks for that."""
     if config.mode not in ("reduce-overhead", "max-autotune") or report.device != "cuda":
-        return run
+        return program.run
     return cuda.Captured(
-        run,
+        program.run,
         static=static,
         written=written,
         report=report,
         alias_outputs=config.alias_outputs,
+        collectives=refusal(program.plan),
     )
 
 

@@ -7,26 +7,24 @@ all of them what it found: the work of a rank does not grow with their number.
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from torchgraft import _torch
-from torchgraft.comm import fit
+from torchgraft.comm import fit, wait
 from torchgraft.comm.group import find
 from torchgraft.errors import CollectiveFailed, RanksDiffer, first_line
 from torchgraft.plan import Collective, Plan, buffers, literal
 
-_SLICE = datetime.timedelta(seconds=1)
-"""How long one wait holds the store; Ctrl-C is heard in between."""
+_GRACE = 5.0
+"""Seconds that rank 0 has to say what it found when its own wait is over."""
 _ROLL_CALL = 5.0
 """Seconds that a failed rank waits for word from the others."""
 _FIX = (
@@ -120,7 +118,7 @@ class _Talk:
         self._store.set(f"{self._name}/head/{self.rank}", json.dumps(head))
         if self.rank == 0:
             self._store.set(f"{self._name}/verdict", json.dumps(self._verdict(entries)))
-        missing = self._await([f"{self._name}/verdict"], self._timeout + 2 * _SLICE.seconds)
+        missing = self._await([f"{self._name}/verdict"], self._timeout + _GRACE)
         if missing:
             raise self._fail([0], f"rank 0 did not compare plans within {self._timeout:.0f} s")
         verdict = self._read(f"{self._name}/verdict")
@@ -156,9 +154,7 @@ class _Talk:
         if missing := self._await(keys, self._timeout):
             ranks = [keys.index(key) for key in missing]
             why = _absent(ranks, self._timeout)
-            raise CollectiveFailed(
-                said(step), step.group, number, step.line, self.rank, ranks, why
-            )
+            raise CollectiveFailed(said(step), step.group, number, step.line, self.rank, ranks, why)
         found = fit.difference([[fit.Entry.of(self._read(key))] for key in keys])
         if found is not None:
             fix = f"{said(step)} has sizes that are known when it runs, and they must fit."
@@ -184,18 +180,7 @@ class _Talk:
         return [], "it failed on " + ", ".join(f"rank {r} (step {s})" for r, s in steps.items())
 
     def _await(self, keys: Sequence[str], seconds: float) -> list[str]:
-        """Wait until all the keys are there; those that are not in the end."""
-        end = time.monotonic() + seconds
-        missing = list(keys)
-        while missing:
-            try:
-                self._store.wait(missing, _SLICE)
-                return []
-            except RuntimeError:  # the slice is over
-                missing = [key for key in missing if not self._store.check([key])]
-            if time.monotonic() > end:
-                break
-        return missing
+        return wait.missing(self._store, keys, seconds)
 
     def _read(self, key: str) -> Any:
         return json.loads(self._store.get(key))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgraft import _torch
 from torchgraft.comm.agree import Guard, said
 from torchgraft.comm.group import find
-from torchgraft.errors import GraftError
+from torchgraft.errors import GraftError, WrongGroup
 from torchgraft.plan import Collective, Plan, PlanStep
 from torchgraft.run.host import Kernel
 
@@ -49,7 +49,7 @@ class Call:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         step = self._step
         if self._group is None or not _torch.is_group_alive(self._group):
-            self._group = find(step.group, said(step), step.line)
+            self._group = self._found(args)
         if step.nbytes is None:
             self._guard.same_sizes(self._number, self._group, args)
         try:
@@ -59,6 +59,15 @@ class Call:
             raise
         except Exception as error:
             raise self._guard.failed(self._number, self._group, error) from error
+
+    def _found(self, args: tuple[Any, ...]) -> Any:
+        """The group, which must have as many ranks as the program was compiled for."""
+        step = self._step
+        group = find(step.group, said(step), step.line)
+        for given, argument in zip(args, self._op._schema.arguments, strict=False):  # type: ignore[attr-defined]
+            if argument.name == "group_size" and given != group.size():
+                raise WrongGroup(said(step), step.line, step.group, given, group.size())
+        return group
 
 
 def _waited(result: Any) -> Any:

@@ -105,7 +105,9 @@ def _letters(ranks: Sequence[Sequence[Entry]]) -> list[Difference]:
         source, target, _ = key
         for out, into in itertools.zip_longest(sent[key], taken[key]):
             if out is None:
-                found.append((into.step, target, str(into), f"rank {source}: no send that it takes"))
+                found.append(
+                    (into.step, target, str(into), f"rank {source}: no send that it takes")
+                )
             elif into is None:
                 found.append((out.step, source, str(out), f"rank {target}: no receive of it"))
             elif out.type != into.type:

@@ -197,7 +197,7 @@ class Loaded(Compiled):
         for i, gear in enumerate(self._gears):
             program = self._parts[gear.program].program(self._parts, values, made)
             about = report(self._reports, i, self.name, self.front_end, self.config.mode)
-            run = captured(program.run, self.config, gear.static, gear.written, about)
+            run = captured(program, self.config, gear.static, gear.written, about)
             programs.append(Program(program.gm, program.plan, run, about, program.linker))
         return programs
 
@@ -261,8 +261,18 @@ class Loaded(Compiled):
 
         Nothing is compiled: what was folded or packed of the weights is computed again.
         """
+        state_dict = _torch.shards(state_dict)
         held = {w.name: self._stored[w.name] for w in self._weights if w.saved}
         check_weights(held, state_dict)
+        self._use(state_dict)
+
+    def use_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Run with these weights; the states are somebody's own and stay as they are."""
+        held = {w.name: self._stored[w.name] for w in self._weights if w.kind == "weight"}
+        check_weights(held, weights)
+        self._use({**self._states, **weights})
+
+    def _use(self, state_dict: Mapping[str, Tensor]) -> None:
         if made := [weight.name for weight in self._weights if weight.made]:
             raise WeightMismatch(
                 [

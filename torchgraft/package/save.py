@@ -237,6 +237,7 @@ class _Writer:
 
 
 _TORCH = {"aten", "prims", "prim", "mkldnn", "onednn", "mkl", "inductor", "quantized_decomposed"}
+_TORCH |= {"_c10d_functional", "_dtensor", "torchgraft"}  # the last has send and recv
 
 
 def _with_frees(launches: list[Launch], keep: set[Buffer]) -> list[Launch | Free]:
