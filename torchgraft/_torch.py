@@ -786,7 +786,8 @@ def group_store(group: Any) -> Any:
     holds the connection (torch 2.11 to 2.13)."""
     from torch.distributed import distributed_c10d as c10d
 
-    return c10d._get_process_group_store(group).clone()
+    store: Any = c10d._get_process_group_store(group)
+    return store.clone() if hasattr(store, "clone") else store
 
 
 def group_timeout(group: Any) -> Any:
@@ -808,9 +809,9 @@ def wait_tensor(tensor: Tensor) -> Tensor:
 
 def group_of(name: str) -> Any:
     """The process group that torch knows by this name (torch 2.11 to 2.13)."""
-    from torch.distributed import distributed_c10d as c10d
+    from torch._C import _distributed_c10d
 
-    return c10d._resolve_process_group(name)  # type: ignore[arg-type]
+    return _distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
 
 
 def keep_calls(packet: Any) -> None:

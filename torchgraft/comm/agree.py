@@ -125,7 +125,8 @@ class _Talk:
         if verdict["missing"]:
             raise self._fail(verdict["missing"], _absent(verdict["missing"], self._timeout))
         if verdict["differ"] is not None:
-            raise RanksDiffer(name, *verdict["differ"], _FIX)
+            step, rank, has, other = verdict["differ"]
+            raise RanksDiffer(name, step, rank, has, other, _FIX)
 
     def _verdict(self, entries: list[fit.Entry]) -> dict[str, Any]:
         """What rank 0 finds when it compares the ranks."""

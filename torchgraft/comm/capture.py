@@ -30,7 +30,8 @@ def _why(plan: Plan) -> str | None:
             return f"{said(step)} goes through {backend}, and only NCCL can be captured"
         if step.nbytes is None:
             return f"the sizes of {said(step)} must be compared between the ranks at each call"
-    if (version := torch.cuda.nccl.version()) < LEAST_NCCL:
+    version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    if version < LEAST_NCCL:
         return f"NCCL {_dotted(version)} cannot be captured, {_dotted(LEAST_NCCL)} can"
     return None
 

@@ -98,16 +98,16 @@ def _letters(ranks: Sequence[Sequence[Entry]]) -> list[Difference]:
         for entry in entries:
             if entry.kind in ONE_SIDED:
                 peer, tag = int(entry.args[0]), entry.args[1]
-                box, way = (sent, (rank, peer)) if entry.kind == "send" else (taken, (peer, rank))
-                box[*way, tag].append(entry)
+                if entry.kind == "send":
+                    sent[rank, peer, tag].append(entry)
+                else:
+                    taken[peer, rank, tag].append(entry)
     found: list[Difference] = []
     for key in {*sent, *taken}:
         source, target, _ = key
         for out, into in itertools.zip_longest(sent[key], taken[key]):
             if out is None:
-                found.append(
-                    (into.step, target, str(into), f"rank {source}: no send that it takes")
-                )
+                found.append((into.step, target, str(into), f"rank {source}: no send of it"))
             elif into is None:
                 found.append((out.step, source, str(out), f"rank {target}: no receive of it"))
             elif out.type != into.type:

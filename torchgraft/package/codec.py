@@ -189,16 +189,16 @@ def _to_step(data: Any, device: Device) -> PlanStep:
     return Wait(field(data, "wait", str), stream)
 
 
-def _collective(launch: Any, told: Any) -> Collective:
+def _collective(launch: tuple[Any, ...], told: Any) -> Collective:
     if not launch[1] or not isinstance(launch[1][-1], str):
         raise BadPackage("a collective names no group")
     bytes_, line = told.get("nbytes"), told.get("line")
     return Collective(
         *launch,
-        kind=field(told, "kind", str),
-        type=field(told, "type", str),
-        nbytes=None if bytes_ is None else index(bytes_, 2**63),
-        line=None if line is None else text(line),
+        field(told, "kind", str),
+        field(told, "type", str),
+        None if bytes_ is None else index(bytes_, 2**63),
+        None if line is None else text(line),
     )
 
 
