@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 
 from torchgraft import _torch
 from torchgraft.codegen import regions
-from torchgraft.comm.call import bind
+from torchgraft.comm.call import bind, told
 from torchgraft.comm.capture import refusal
 from torchgraft.comm.place import place as place_collectives
 from torchgraft.config import Config
@@ -204,7 +204,8 @@ def link(
     adversary: int | None = None,
 ) -> _torch.Flat:
     """A function that runs the plan, which is proved first: list of inputs in, outputs out."""
-    streams.prove(plan)
+    with told(plan):
+        streams.prove(plan)
     if plan.collectives:
         plan, kernels, guarded = bind(plan, kernels)
         return guarded(execute(plan, kernels, constants, device, adversary))
