@@ -197,10 +197,11 @@ class _Talk:
         try:
             self._store.set(f"{self._name}/failed/{self.rank}", str(number))
             heads = {rank: self._read(f"{self._name}/head/{rank}") for rank in others}
-            if dead := [rank for rank, head in heads.items() if _is_gone(head)]:
-                return dead, f"the process of {_ranks(dead)} is gone"
             keys = [f"{self._name}/failed/{rank}" for rank in others]
-            silent = [others[keys.index(key)] for key in self._await(keys, _ROLL_CALL)]
+            for seconds in (0.0, _ROLL_CALL):
+                silent = [others[keys.index(key)] for key in self._await(keys, seconds)]
+                if dead := [rank for rank in silent if _is_gone(heads[rank])]:
+                    return dead, f"the process of {_ranks(dead)} is gone"
         except Exception as error:  # whatever a store raises when its host is gone
             return [], f"and the store does not answer, either: {first_line(error)}"
         if silent:

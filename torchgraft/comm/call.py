@@ -19,7 +19,7 @@ from torchgraft.run.host import Kernel
 
 @contextlib.contextmanager
 def told(plan: Plan) -> Iterator[None]:
-    """Let the other ranks know when a plan is refused in the block: they would wait for this one."""
+    """Let the other ranks know where a plan is refused in the block: they wait for this one."""
     try:
         yield
     except Exception as error:

@@ -58,7 +58,7 @@ def overlap_in_the_plan() -> None:
     assert order[:start] == ["mm"], order  # started as soon as its input is there
     assert order[start + 1 : start + 3] == ["mm", "sin"], order  # what goes on beside it
     assert order[start + 3] == "cos", order  # its first use, before which main waits
-    [first, second] = plan.collectives
+    first = plan.collectives[0]
     assert (first.group, first.stream, first.kind) == ("world", "comm:world", "all_reduce")
     assert (first.type, first.nbytes) == ("f32[4, 8]", 128)
     assert first.line is not None
@@ -161,9 +161,7 @@ def a_rank_with_one_collective_less() -> None:
 def dynamic_sizes() -> None:
     """Sizes that are known at the call are compared there."""
     rank = dist.get_rank()
-    run = torch.compile(
-        lambda x: reduce(x + 1), backend="torchgraft", mode="eager", dynamic=True
-    )
+    run = torch.compile(lambda x: reduce(x + 1), backend="torchgraft", mode="eager", dynamic=True)
     for size in (4, 6, 4):
         torch.testing.assert_close(run(torch.ones(size)), torch.full((size,), 4.0))
     error = raised(lambda: run(torch.ones(4 + rank)), RanksDiffer)
@@ -250,7 +248,7 @@ def one_file_serves_every_rank() -> None:
 @check
 def one_rank_compiles() -> None:
     """With a cache, the second rank loads what the first one compiled, with its own weights."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+    size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("tp",))
     whole = MLP()
     split, x = split_mlp(whole, mesh), torch.randn(4, 8)

@@ -59,7 +59,7 @@ def mlp_by_hand() -> None:
 
 @check
 def mlp_of_dtensors() -> None:
-    rank, size = world()
+    _, size = world()
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("tp",))
     whole = MLP()
     split = split_mlp(whole, mesh)
@@ -76,7 +76,7 @@ def mlp_of_dtensors() -> None:
 
 @check
 def transformer_block() -> None:
-    rank, size = world()
+    _, size = world()
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("tp",))
     whole = Block()
     split = split_block(whole, mesh)
@@ -207,14 +207,12 @@ def fsdp_training() -> None:
     split.load_state_dict(whole.state_dict())
     programs: list[Program] = []
     for block in split:
-        block.compile(
-            backend=graft.backend(graft.Config(mode="eager"), on_program=programs.append)
-        )
+        block.compile(backend=graft.backend(graft.Config(mode="eager"), on_program=programs.append))
         fully_shard(block)
     fully_shard(split)
     one = torch.optim.SGD(whole.parameters(), 0.1)
     two = torch.optim.SGD(split.parameters(), 0.1)
-    for step in range(2):
+    for _ in range(2):
         x = torch.randn(2 * size, 8)
         whole(x).square().mean().backward()
         split(x.chunk(size)[rank]).square().mean().backward()

@@ -73,7 +73,7 @@ def split_sequence(block: Block, mesh: Any) -> nn.Module:
     plan: Any = {name: ColwiseParallel() for name in _COLUMNS}
     plan |= {name: RowwiseParallel(output_layouts=Shard(1)) for name in _ROWS}
     plan |= {name: SequenceParallel(use_local_output=True) for name in ("one", "two")}
-    plan |= {name: whole for name in ("attention", "mlp")}
+    plan |= dict.fromkeys(("attention", "mlp"), whole)
     return parallelize_module(copy.deepcopy(block), mesh, plan)
 
 
