@@ -131,7 +131,7 @@ def _assemble(
     report.notes += unheard(gm, config)
     before = meta.snapshot(gm.graph)
     report.conversions = _convert(gm, config, watch)
-    place_collectives(gm)
+    report.notes += place_collectives(gm, config.bucket_bytes)
     regions.keep_old(gm)
     returned.copy_constants(gm)
     history.add(Change.since(before, gm, "converters"), gm)

@@ -109,6 +109,37 @@ def order_with_an_adversary() -> None:
         torch.testing.assert_close(compiled(x), expected)
 
 
+@check
+def small_ones_are_merged() -> None:
+    """Neighbours of one kind are one collective, unless somebody would wait for it."""
+    torch.manual_seed(dist.get_rank())
+    args = (torch.randn(4), torch.randn(2, 3), torch.randn(2, 3))
+
+    def fn(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        x, y = reduce(a * 2), reduce(b.sin())
+        z = functional.all_gather_tensor(c, 0, dist.group.WORLD)
+        w = functional.all_gather_tensor(c * 2, 0, dist.group.WORLD)
+        return x / 2, y + 1, x.sum() + y.sum(), z, w.cos()
+
+    expected = fn(*args)
+    for bytes_, kinds in ((64 << 10, ["all_reduce", "all_gather_into_tensor"]), (16, None)):
+        compiled = graft.compile(fn, args, mode="eager", bucket_bytes=bytes_)
+        for got, wanted in zip(compiled(*args), expected, strict=True):
+            torch.testing.assert_close(got, wanted)
+        found = [step.kind for step in compiled.plan.collectives]
+        assert found == kinds if kinds else len(found) == 4
+
+    def held_up(a: Tensor, b: Tensor) -> Tensor:
+        """The product needs the first sum and not the second."""
+        x = reduce(a)
+        return x @ x + reduce(b)
+
+    square = (torch.randn(3, 3), torch.randn(3, 3))
+    compiled = graft.compile(held_up, square, mode="eager")
+    assert len(compiled.plan.collectives) == 2
+    torch.testing.assert_close(compiled(*square), held_up(*square))
+
+
 def raised(fn: Callable[[], object], kind: type[GraftError] = GraftError) -> GraftError:
     try:
         fn()
