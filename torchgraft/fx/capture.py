@@ -161,9 +161,12 @@ def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
 
     _torch.export_shards()
     try:
-        return export(strict=False)
+        exported = export(strict=False)
+        if not any(getattr(n.target, "namespace", "") == "c10d" for n in exported.graph.nodes):
+            return exported
+        return export(strict=True)  # Dynamo knows more collectives, such as `send`
     except Exception as error:
-        if _torch.process_groups():  # Dynamo knows collectives that plain tracing does not
+        if "ScriptObject" in str(error):  # here, too: `broadcast`
             with contextlib.suppress(Exception):
                 return export(strict=True)
         raise _cannot(_title(module), error, declared) from error
@@ -173,13 +176,16 @@ def _title(module: torch.nn.Module) -> str:
     return module.name if isinstance(module, _Function) else type(module).__name__
 
 
+_NOT_USERS = ("torch", "torchgraft", "sympy", "typing_extensions")
+
+
 def _cannot(program: str, error: Exception, declared: Declared) -> CannotCapture:
     trace = error.__traceback__
     line = None
     while trace is not None:
         code = trace.tb_frame.f_code
         module = str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
-        if module not in ("torch", "torchgraft", "sympy") and not code.co_filename.startswith("<"):
+        if module not in _NOT_USERS and not code.co_filename.startswith("<"):
             line = f"{code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     fix = (
@@ -194,6 +200,8 @@ def _cannot(program: str, error: Exception, declared: Declared) -> CannotCapture
             f"It was traced with {traced}. Where a program ties sizes together, declare sizes to "
             f"trace with that fit: graft.Input(min_shape=..., max_shape=..., example=...)."
         )
+    if "group cannot be None" in str(error) or "process group has not been init" in str(error):
+        fix = "Start it with torchrun and call torch.distributed.init_process_group() first."
     return CannotCapture(program, first_line(error), line, fix)
 
 

@@ -112,6 +112,8 @@ class Captured:
             torch.cuda.set_rng_state(states)
             for i, value in kept.items():
                 inputs[i].copy_(value)
+        if self._collectives is not None and not self._entries:
+            self._report.notes.append("the captured CUDA graph holds its collectives")
         return _Entry(graph, inputs, outputs, moves, _aliases(inputs, outputs))
 
     def _refuse(self, why: str) -> None:
