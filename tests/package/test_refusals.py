@@ -89,7 +89,7 @@ def requires(field: str, value: Any) -> Change:
         (requires("machine", "riscv64"), r"it needs a riscv64 processor, here is .*\nCompile"),
         (requires("cpu", ["avx", "avx9000"]), r"it needs a processor with .*avx9000, here is one"),
         (requires("device", "cuda"), r"it needs a CUDA device, here is none.\nRun it on"),
-        (lambda m: m.update(version=2), r"its format has version 2, this torchgraft reads 1"),
+        (lambda m: m.update(version=1), r"its format has version 1, this torchgraft reads 2"),
         (lambda m: m.update(format="other"), r"it is not torchgraft's"),
     ],
 )

@@ -26,6 +26,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Interpreter, Node, traceback
 
 from torchgraft import _torch
+from torchgraft._torch import groups
 from torchgraft.errors import CannotCapture, Specialised, first_line
 from torchgraft.fx import dialect, mark, meta
 from torchgraft.fx.decompose import Parts, inline, parts_of
@@ -159,7 +160,7 @@ def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
                 strict=strict,
             )
 
-    _torch.export_shards()
+    groups.export_shards()
     try:
         exported = export(strict=False)
         if not any(getattr(n.target, "namespace", "") == "c10d" for n in exported.graph.nodes):
@@ -219,7 +220,7 @@ def from_exported(
     """
     # A composite operator to keep may lie inside another one, where only torch.export can keep it.
     nested = any(map(_torch.is_composite, keep))
-    shards = {name: _torch.shard_of(held) for name, held in exported.state_dict.items()}
+    shards = {name: groups.shard_of(held) for name, held in exported.state_dict.items()}
     sharded = {name: shard for name, shard in shards.items() if shard is not None}
     whole = nested or sharded
     parts = None if whole else parts_of(exported.graph, dialect.decompositions(keep, own))

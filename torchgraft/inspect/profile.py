@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from torchgraft import progress
 from torchgraft.comm.call import bind
 from torchgraft.fx.dialect import is_view
 from torchgraft.inspect import trace
@@ -130,7 +131,7 @@ def profile(
     sizes = buffer_sizes(program)
     calls: list[Timeline] = []
     with torch.no_grad():
-        for number in range(repeat + WARM_UP):
+        for number in progress.each("call", range(repeat + WARM_UP)):
             given = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
             clock.begin()
             run(given)

@@ -16,6 +16,9 @@ from typing import Any
 from torchgraft.inspect.timeline import Timeline
 
 Event = dict[str, Any]
+SHORTER = 1e-9
+"""Seconds off each slice. Perfetto cuts times to nanoseconds and drops a slice that then begins
+before the last one on its track is over, which those that touch might."""
 
 
 class Trace:
@@ -31,8 +34,10 @@ class Trace:
         """The pid and tid of a track; made when first asked for, shown in that order."""
         if (process, name) not in self._tracks:
             if process not in self._processes:
-                self._processes[process] = len(self._processes) + 1
-                self._meta(self._processes[process], 0, "process_name", name=process)
+                # Not 0, and the process's own events on a thread of its number: to Perfetto
+                # thread 0 is the kernel's idle one.
+                pid = self._processes[process] = len(self._processes) + 1
+                self._meta(pid, pid, "process_name", name=process)
             where = (self._processes[process], len(self._tracks) + 1)
             self._tracks[process, name] = where
             self._meta(*where, "thread_name", name=name)
@@ -58,7 +63,7 @@ class Trace:
                 "pid": track[0],
                 "tid": track[1],
                 "ts": start * 1e6,
-                "dur": max(end - start, 0) * 1e6,
+                "dur": max(end - start - SHORTER, 0) * 1e6,
                 "name": name,
                 "cat": category,
                 "args": dict(args),
@@ -79,7 +84,7 @@ class Trace:
         """A number that has this value from `at` on."""
         pid = self._processes[process]
         self._events.append(
-            {"ph": "C", "pid": pid, "tid": 0, "ts": at * 1e6, "name": name, "args": {name: value}}
+            {"ph": "C", "pid": pid, "tid": pid, "ts": at * 1e6, "name": name, "args": {name: value}}
         )
 
     def data(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ScalarOps.h>
+#include <ATen/ThreadLocalState.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -42,6 +43,7 @@ c10::IValue coerced_list(const Values& items, const c10::TypePtr& element) {
   for (const c10::IValue& item : items) made.push_back(coerced(item, element));
   switch (element->kind()) {
     case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
       return typed<int64_t>(made, [](auto& v) { return v.toInt(); });
     case c10::TypeKind::FloatType:
       return typed<double>(made, [](auto& v) { return v.toDouble(); });
@@ -253,12 +255,10 @@ struct Region : Action {
         if (made == known.end()) bad("this torch runs no generated code on " + kernel.device.str());
         runner = made->second(kernel.path, 1, kernel.device.str(), "", false);
       }
-      std::unordered_map<std::string, at::Tensor> constants;
       for (const auto& [name, at] : kernel.constants) {
         if (!values[at].isTensor()) bad("a constant of generated code is no tensor");
-        constants[name] = values[at].toTensor();
+        constants[name] = values[at].toTensor().detach();
       }
-      held.assign(values.begin(), values.end());
       if (!constants.empty()) runner->update_constant_buffer(constants, false, true, true);
     } catch (const c10::Error& error) {
       bad(std::string("its generated code cannot be loaded (") + error.what_without_backtrace() + ")");
@@ -267,8 +267,13 @@ struct Region : Action {
     } catch (const std::exception& error) {
       bad(std::string("its generated code cannot be loaded (") + error.what() + ")");
     }
-    plain = std::none_of(ints.begin(), ints.end(), [](bool one) { return one; }) &&
-        std::none_of(int_outputs.begin(), int_outputs.end(), [](bool one) { return one; });
+  }
+
+  // A container keeps a handle of each constant that it never frees (`MaybeOwningAtenTensorHandle`,
+  // torch 2.11 to 2.13), so what the handle refers to is let go of here, or weights would stay.
+  ~Region() override {
+    runner.reset();
+    for (auto& [name, tensor] : constants) tensor.unsafeGetTensorImpl()->release_resources();
   }
 
   void run(Frame& frame) const override {
@@ -298,8 +303,7 @@ struct Region : Action {
 
   const Step& step;
   std::vector<bool> ints, int_outputs;
-  bool plain = false;
-  Values held;  // the library does not own its constants
+  std::unordered_map<std::string, at::Tensor> constants;  // of tensors of their own: aliases
   std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner;
 };
 
@@ -411,7 +415,12 @@ struct Builtin : Action {
 
 // --- Branches and loops ---
 
-using Branches = std::map<int64_t, std::pair<std::shared_ptr<Linked>, bool>>;  // by buffer
+struct Branch {
+  std::shared_ptr<Linked> program;
+  bool single = false;
+  std::vector<bool> dense;
+};
+using Branches = std::map<int64_t, Branch>;  // by buffer
 
 struct Control : Action {
   Control(const Step& step, const Kernel& kernel, const Branches& branches)
@@ -424,15 +433,14 @@ struct Control : Action {
       const Value& arg = step.args[first + i];
       const auto found = branches.find(arg.kind == Value::kBuffer ? arg.buffer : -1);
       if (found == branches.end()) bad(kernel.name + " is given something that is no branch");
-      programs[i] = found->second.first;
-      single[i] = found->second.second;
+      branch[i] = found->second;
     }
   }
 
   static Values items(const c10::IValue& value) {
     if (value.isTuple()) {
       const auto& parts = value.toTupleRef().elements();
-      return {parts.begin(), parts.end()};
+      return Values(parts.begin(), parts.end());
     }
     if (value.isList()) return value.toListRef().vec();
     throw Error("a branch takes a list of values");
@@ -445,8 +453,11 @@ struct Control : Action {
   }
 
   c10::IValue call(int which, Values operands) const {
-    Values made = programs[which]->run(std::move(operands));
-    if (!single[which]) return c10::ivalue::Tuple::create(std::move(made));
+    const Branch& taken = branch[which];
+    for (size_t i = 0; i < std::min(taken.dense.size(), operands.size()); ++i)
+      if (taken.dense[i] && operands[i].isTensor()) operands[i] = operands[i].toTensor().contiguous();
+    Values made = taken.program->run(std::move(operands));
+    if (!taken.single) return c10::ivalue::Tuple::create(std::move(made));
     if (made.size() != 1) throw Error("a branch gives another number of values");
     return made[0];
   }
@@ -465,15 +476,14 @@ struct Control : Action {
     };
     while (truth(call(0, all()))) {
       const c10::IValue made = call(1, all());
-      carried = single[1] ? Values{made} : items(made);
+      carried = branch[1].single ? Values{made} : items(made);
     }
     store(frame, step, c10::ivalue::Tuple::create(std::move(carried)));
   }
 
   const Step& step;
   bool loop;
-  std::shared_ptr<Linked> programs[2];
-  bool single[2] = {false, false};
+  Branch branch[2];
 };
 
 // --- Worker threads: a stream of the host ---
@@ -495,7 +505,6 @@ class Worker {
 
  private:
   void loop() {
-    at::NoGradGuard none;
     while (true) {
       std::function<void()> job;
       {
@@ -527,7 +536,7 @@ class Runs : public Linked {
       if (constant.kind == Constant::kValue)
         constants_.emplace_back(buffer, values.at(constant.index));
       else if (constant.kind == Constant::kProgram)
-        branches[buffer] = {programs.at(constant.index), constant.single};
+        branches[buffer] = {programs.at(constant.index), constant.single, constant.dense};
     }
     for (const Step& step : plan_.steps) {
       streams_.insert(step.stream);
@@ -628,8 +637,11 @@ class Runs : public Linked {
       std::lock_guard<std::mutex> hold(order_);  // every worker sees calls in one order
       for (const auto& [name, worker] : workers_) {
         const std::vector<size_t>& steps = by_stream_.at(name);
-        worker->submit([this, &steps, &frame, &call] {
-          walk(steps, frame, call);
+        worker->submit([this, &steps, &frame, &call, state = at::ThreadLocalState()] {
+          {
+            const at::ThreadLocalStateGuard as_the_caller(state);  // inference mode and the like
+            walk(steps, frame, call);
+          }
           std::lock_guard<std::mutex> done(call.lock);
           --call.running;
           call.moved.notify_all();
@@ -643,17 +655,41 @@ class Runs : public Linked {
     if (call.error) std::rethrow_exception(call.error);
   }
 
+  // Calls are enqueued one after the other, and a side stream starts when the call before is over:
+  // what that one freed belongs to the side stream's memory again, whatever streams the callers use.
   void on_device(Frame& frame) {
     const c10::impl::VirtualGuardImpl guard(device_.type());
     const c10::Stream current = guard.getStream(device_);
+    std::lock_guard<std::mutex> hold(order_);
+    if (before_)
+      for (const auto& [name, stream] : own_) before_->block(stream);
+    try {
+      enqueue(frame, current);
+    } catch (...) {  // the caller's stream must not pass what is under way
+      for (const auto& [name, stream] : own_) {
+        c10::Event event(device_.type());
+        event.record(stream);
+        event.block(current);
+      }
+      throw;
+    }
+    before_.emplace(device_.type()).record(current);
+    // Results that a side stream made go back to it when the caller frees them.
+    for (const Value& out : plan_.outputs)
+      out.each_buffer([&](int64_t buffer) {
+        if (frame.values[buffer].isTensor() && frame.values[buffer].toTensor().device() == device_)
+          frame.values[buffer].toTensor().record_stream(current);
+      });
+  }
+
+  void enqueue(Frame& frame, const c10::Stream& current) const {
     std::vector<std::optional<c10::Event>> events(events_.size());
     for (size_t i = 0; i < plan_.steps.size(); ++i) {
       const Step& step = plan_.steps[i];
       const auto found = own_.find(step.stream);
       const c10::Stream stream = found == own_.end() ? current : found->second;
       if (step.kind == Step::kRecord) {
-        auto& event = events[events_.at(step.name)].emplace(device_.type());
-        event.record(stream);
+        events[events_.at(step.name)].emplace(device_.type()).record(stream);
       } else if (step.kind == Step::kWait) {
         events[events_.at(step.name)]->block(stream);
       } else {
@@ -661,12 +697,6 @@ class Runs : public Linked {
         plain_step(frame, i);
       }
     }
-    // Results that a side stream made go back to it when the caller frees them.
-    for (const Value& out : plan_.outputs)
-      out.each_buffer([&](int64_t buffer) {
-        if (frame.values[buffer].isTensor() && frame.values[buffer].toTensor().device() == device_)
-          frame.values[buffer].toTensor().record_stream(current);
-      });
   }
 
   Plan plan_;
@@ -678,6 +708,7 @@ class Runs : public Linked {
   std::map<std::string, size_t> events_;
   std::map<std::string, c10::Stream> own_;
   std::mutex order_;
+  std::optional<c10::Event> before_;  // where the last call on a device ended
   std::map<std::string, std::unique_ptr<Worker>> workers_;  // last: they end before what they use
 };
 
