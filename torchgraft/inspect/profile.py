@@ -13,13 +13,14 @@ from typing import Any, Protocol
 import torch
 
 from torchgraft import progress
+from torchgraft.comm.call import bind
 from torchgraft.fx.dialect import is_view
 from torchgraft.inspect import trace
 from torchgraft.inspect.cost import Cost, Machine, costs, main_dtype, measure
 from torchgraft.inspect.graph import bytes_of
 from torchgraft.inspect.timeline import Timeline, measured
 from torchgraft.plan import Buffer, Launch, PlanStep
-from torchgraft.program import Program, link
+from torchgraft.program import Program, execute
 from torchgraft.run import host
 
 WARM_UP = 2
@@ -54,6 +55,11 @@ class Profile:
     def timeline(self) -> Timeline:
         """The call in the middle, by its length."""
         return sorted(self.calls, key=lambda call: call.seconds)[len(self.calls) // 2]
+
+    @property
+    def hidden(self) -> float | None:
+        """The share of the time of collectives in which something else ran; None without any."""
+        return self.timeline.hidden
 
     @property
     def trace(self) -> dict[str, Any]:
@@ -92,6 +98,7 @@ class Profile:
             f"{len(self.kernels)} launches, {total * 1e6:.1f} us in them",
             f"peak: {self.machine.bandwidth / 1e9:.1f} GB/s, "
             f"{self.machine.flops / 1e9:.1f} GFLOP/s",
+            *([] if self.hidden is None else [f"collectives: {self.hidden:.0%} hidden by others"]),
             f"{'us':>10} {'part':>6} {'MB':>9} {'MFLOP':>9} {'roofline':>8}  {'stream':8} kernel",
         ]
         same: dict[tuple[str, str], list[Kernel]] = {}
@@ -176,16 +183,17 @@ def _timed(call: Callable[[], object], device: torch.device) -> float:
 
 def _instrumented(program: Program, clock: Clock) -> Any:
     """The program's plan, linked over kernels that are timed: each launch gets one of its own."""
+    plan, bound, guarded = bind(program.plan, program.linker.kernels)
     kernels: dict[str, host.Kernel] = {}
     steps: list[PlanStep] = []
-    for step in program.plan.steps:
+    for step in plan.steps:
         if isinstance(step, Launch):
-            kernel, number = program.linker.kernels[step.kernel], len(kernels)
+            kernel, number = bound[step.kernel], len(kernels)
             kernels[str(number)] = host.Kernel(clock.around(kernel.fn, number), kernel.boxed)
             step = dataclasses.replace(step, kernel=str(number))
         steps.append(step)
-    plan = dataclasses.replace(program.plan, steps=tuple(steps))
-    return link(plan, kernels, program.linker.constants, program.report.device)
+    plan = dataclasses.replace(plan, steps=tuple(steps))
+    return guarded(execute(plan, kernels, program.linker.constants, program.report.device))
 
 
 class Clock(Protocol):

@@ -66,12 +66,16 @@ def ahead(
 ) -> tuple[Compiled, Package]:
     """A program that is compiled as a package alone, not for this process; it cannot be called."""
     compiled = Compiled(name, front_end, captures, config, link=False)
-    weights = {
+    return compiled, pack(compiled, weights_of(captures))
+
+
+def weights_of(captures: Sequence[Capture]) -> dict[str, Tensor]:
+    """The weights as they were captured."""
+    return {
         name: getattr(taken.gm, weight.attribute)
         for taken in captures
         for name, weight in taken.weights.items()
     }
-    return compiled, pack(compiled, weights)
 
 
 def pack(compiled: Compiled, weights: Mapping[str, Tensor]) -> Package:
