@@ -1,7 +1,7 @@
 """How long a program takes from nothing, from the cache, and from a file: `python -m bench.cache`.
 
-CPU seconds, compiler processes counted, so that other work on the machine does not show. A row has a
-process of its own whose Inductor caches are empty: they would make a miss, not a hit, cheaper.
+CPU seconds, compiler processes counted, so that other work on the machine does not show. A row has
+a process of its own whose Inductor caches are empty: they would make a miss, not a hit, cheaper.
 Capture is timed by itself, because every hit begins with it.
 """
 
