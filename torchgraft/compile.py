@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from torchgraft import _torch
+from torchgraft._torch import groups
 from torchgraft.backend import backend
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
@@ -256,6 +257,7 @@ class Compiled:
         Frozen weights are folded into the code, so this compiles again where there are any; the
         generator's cache makes that much cheaper than the first time.
         """
+        state_dict = groups.shards(state_dict)
         for source in self.captures:
             held = {name: weight.value for name, weight in source.weights.items()}
             held |= {name: state for name, state in source.states.items() if name in source.saved}
@@ -309,6 +311,7 @@ class Compiled:
         """The weights before anything was folded."""
         wanted = {n: w for source in self.captures for n, w in source.weights.items()}
         if given is not None:
+            given = groups.shards(given)
             check_weights({n: w.value for n, w in wanted.items()}, given, extra=True)
             return {name: given[name] for name in wanted}
         found = {name: weight.origin.tensor() for name, weight in wanted.items()}
@@ -390,8 +393,12 @@ class Partial(Compiled):
         self, path: str | os.PathLike[str], *, weights: Mapping[str, Tensor] | None = None
     ) -> None:
         """Raise: the branches are Python, and a package holds none."""
+        raise self.why_not_saved()
+
+    def why_not_saved(self) -> NotSavable:
+        """What `save` raises."""
         kept = ", ".join(f"{b.kind} on {b.on} at {b.line}" for b in self._branches)
-        raise NotSavable(
+        return NotSavable(
             f"it has branches that stay in Python ({kept})",
             "Write them with torch.cond or torch.where, or compile what lies between them.",
         )

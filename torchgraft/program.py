@@ -17,6 +17,9 @@ from torch.fx import GraphModule
 
 from torchgraft import _torch
 from torchgraft.codegen import regions
+from torchgraft.comm.call import bind, told
+from torchgraft.comm.capture import refusal
+from torchgraft.comm.place import place as place_collectives
 from torchgraft.config import Config
 from torchgraft.convert.run import convert, unheard
 from torchgraft.errors import NotCompiled, ResultChanged, UnorderedUse
@@ -60,7 +63,7 @@ def build(
 def _build(gm: GraphModule, config: Config, role: Role, name: str, linker: type[Linker]) -> Program:
     report = Report(name, role.front_end, config.mode, _device(gm))
     program = _assemble(gm, config, role, report, linker)
-    program.run = captured(program.run, config, role.static, written(gm), report)
+    program.run = captured(program, config, role.static, written(gm), report)
     _say(report, config)
     remember(report, program)
     if config.report is not None:
@@ -90,7 +93,7 @@ def _culprit(node: Placed) -> str:
 
 
 def captured(
-    run: _torch.Flat,
+    program: Program,
     config: Config,
     static: frozenset[int],
     written: frozenset[int],
@@ -98,13 +101,14 @@ def captured(
 ) -> _torch.Flat:
     """The program as one CUDA graph, where its mode asks for that."""
     if config.mode not in ("reduce-overhead", "max-autotune") or report.device != "cuda":
-        return run
+        return program.run
     return cuda.Captured(
-        run,
+        program.run,
         static=static,
         written=written,
         report=report,
         alias_outputs=config.alias_outputs,
+        collectives=refusal(program.plan),
     )
 
 
@@ -127,6 +131,7 @@ def _assemble(
     report.notes += unheard(gm, config)
     before = meta.snapshot(gm.graph)
     report.conversions = _convert(gm, config, watch)
+    report.notes += place_collectives(gm, config.bucket_bytes)
     regions.keep_old(gm)
     returned.copy_constants(gm)
     history.add(Change.since(before, gm, "converters"), gm)
@@ -199,7 +204,22 @@ def link(
     adversary: int | None = None,
 ) -> _torch.Flat:
     """A function that runs the plan, which is proved first: list of inputs in, outputs out."""
-    streams.prove(plan)
+    with told(plan):
+        streams.prove(plan)
+    if plan.collectives:
+        plan, kernels, guarded = bind(plan, kernels)
+        return guarded(execute(plan, kernels, constants, device, adversary))
+    return execute(plan, kernels, constants, device, adversary)
+
+
+def execute(
+    plan: Plan,
+    kernels: Mapping[str, host.Kernel],
+    constants: Mapping[str, Any],
+    device: str,
+    adversary: int | None = None,
+) -> _torch.Flat:
+    """A function that runs a plan that was proved, its collectives bound."""
     if len(plan.streams) == 1:
         return host.link(plan, kernels, constants)
     if device == "cpu" or not hasattr(torch.get_device_module(device), "Stream"):

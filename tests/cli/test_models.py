@@ -175,6 +175,34 @@ def test_compile_gives_json_and_exit_codes(script: pathlib.Path) -> None:
     assert run("compile", script, "--input", "2x4", "--mode", "fast").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("code", "said", "args"),
+    [
+        (2, "Expected one of cpu", ["--device", "gpu"]),
+        (2, "torchgraft doctor", ["--device", "cuda:99"]),
+        (1, "net.pt", ["-o", "{script}/m.graft"]),
+        (1, "net.pt", ["--report", "{script}/out.html"]),
+        (1, "net.pt", ["--dump", "{script}/dump"]),
+    ],
+)
+def test_what_cannot_be_done_is_a_message(
+    code: int, said: str, args: list[str], script: pathlib.Path
+) -> None:
+    asked = [arg.format(script=script) for arg in args]
+    result = run("compile", script, "--input", "2x4", "--mode", "eager", *asked)
+    assert result.exit_code == code
+    assert said in result.output
+    assert isinstance(result.exception, SystemExit)  # no traceback
+
+
+def test_a_package_is_no_model(script: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    package = tmp_path / "net.graft"
+    assert run("compile", script, "--input", "2x4", "--mode", "eager", "-o", package).exit_code == 0
+    result = run("explain", package)
+    assert result.exit_code == 1
+    assert "it is a compiled program already" in result.output
+
+
 def test_explain(exported: pathlib.Path) -> None:
     result = run("explain", exported, "--mode", "eager")
     assert result.exit_code == 0, result.output

@@ -22,7 +22,13 @@ EAGER, THEIRS, OURS = "eager", "torch.compile", "torchgraft"
 
 @click.command()
 @options
-@click.option("--rounds", default=50, show_default=True, help="Calls of each; they take turns.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Calls of each; they take turns.",
+)
 @click.option("--against", type=click.Choice([EAGER, THEIRS]), multiple=True, help="Only these.")
 @click.option("--threads", type=int, help="For operators on CPU.  [default: torch's]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of table and plot.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import time
 
 import click
@@ -38,6 +39,8 @@ def compile(
 
     Prints what was done and why. Exits with 1 where it cannot be compiled.
     """
+    for file in filter(None, (output, page)):  # fails now rather than when all is done
+        pathlib.Path(file).parent.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     work = job(model, inputs, device)  # kept until its weights are saved
     compiled = work.compile(mode, dump=dump, dump_formats=formats, require_full_compilation=full)

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 import torchgraft as graft
 from torchgraft import progress
 from torchgraft.config import MODES
-from torchgraft.errors import UnknownName
+from torchgraft.errors import UnknownName, first_line
 from torchgraft.fx import load, script
 
 DTYPES = {
@@ -93,6 +93,19 @@ def _read(path: str) -> Tensor:
         raise click.ClickException(f"{path}: {error}") from None
 
 
+class DeviceType(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # click < 8.4
+    """A device of torch that is there."""
+
+    name = "DEVICE"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            torch.empty(0, device=value)
+        except (RuntimeError, AssertionError) as error:
+            self.fail(f"{value!r}: {first_line(error)}. `torchgraft doctor` says what is there.")
+        return value
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -100,7 +113,9 @@ def options(fn: F) -> F:
     """The arguments of every command that compiles a model."""
     for add in (
         click.option(
-            "--device", help="Where to run: cpu, cuda, cuda:1.  [default: the model's own]"
+            "--device",
+            type=DeviceType(),
+            help="Where to run: cpu, cuda, cuda:1.  [default: the model's own]",
         ),
         click.option("--mode", type=click.Choice(MODES), default="default", show_default=True),
         click.option(

@@ -11,7 +11,7 @@ import torch
 
 from torchgraft import _torch
 from torchgraft.errors import BadPackage, NotSavable
-from torchgraft.plan import Buffer, Free, Launch, Plan, PlanStep, Record, Wait
+from torchgraft.plan import Buffer, Collective, Free, Launch, Plan, PlanStep, Record, Wait
 from torchgraft.signature import ConstSpec, Signature, Spec, TensorSpec
 
 DEEPEST = 64
@@ -128,6 +128,7 @@ def plan(made: Plan) -> dict[str, Any]:
 
 def _step(step: PlanStep) -> dict[str, Any]:
     if isinstance(step, Launch):
+        told = {name: getattr(step, name) for name in _TOLD if isinstance(step, Collective)}
         return {
             "launch": step.kernel,
             "stream": step.stream,
@@ -136,6 +137,7 @@ def _step(step: PlanStep) -> dict[str, Any]:
             "outputs": [None if out is None else out.index for out in step.outputs],
             "unpack": step.unpack,
             "writes": [buffer.index for buffer in step.writes],
+            **({"collective": told} if told else {}),
         }
     if isinstance(step, Free):
         return {"free": step.buffer.index, "stream": step.stream}
@@ -172,7 +174,7 @@ def _to_step(data: Any, device: Device) -> PlanStep:
         outputs = [None if b is None else Buffer(index(b)) for b in field(data, "outputs", list)]
         if not (unpack := field(data, "unpack", bool)) and len(outputs) > 1:
             raise BadPackage("a launch that gives one value has several outputs")
-        return Launch(
+        launch = (
             text(data["launch"]),
             tuple(to_value(arg, device) for arg in field(data, "args", list)),
             tuple((text(k), to_value(arg, device)) for k, arg in pairs(data, "kwargs")),
@@ -181,11 +183,30 @@ def _to_step(data: Any, device: Device) -> PlanStep:
             stream,
             tuple(Buffer(index(b)) for b in field(data, "writes", list)),
         )
+        if "collective" not in data:
+            return Launch(*launch)
+        return _collective(launch, field(data, "collective", dict))
     if "free" in data:
         return Free(Buffer(index(data["free"])), stream)
     if "record" in data:
         return Record(field(data, "record", str), stream)
     return Wait(field(data, "wait", str), stream)
+
+
+def _collective(launch: tuple[Any, ...], told: Any) -> Collective:
+    if not launch[1] or not isinstance(launch[1][-1], str):
+        raise BadPackage("a collective names no group")
+    bytes_, line = told.get("nbytes"), told.get("line")
+    about: dict[str, Any] = {
+        "kind": field(told, "kind", str),
+        "type": field(told, "type", str),
+        "nbytes": None if bytes_ is None else index(bytes_, 2**63),
+        "line": None if line is None else text(line),
+    }
+    return Collective(*launch, **about)
+
+
+_TOLD = ("kind", "type", "nbytes", "line")
 
 
 # --- Expressions of sizes ---
@@ -379,6 +400,7 @@ BUILTINS: Mapping[str, Callable[..., Any]] = {fn.__name__: fn for fn in _FUNCTIO
 
 
 _TORCH = {"aten", "prims", "prim", "mkldnn", "onednn", "mkl", "inductor", "quantized_decomposed"}
+_TORCH |= {"_c10d_functional", "_dtensor", "torchgraft"}  # the last has send and recv
 
 
 def is_torchs(name: str) -> bool:

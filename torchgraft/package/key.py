@@ -17,6 +17,8 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft._torch import generator
+from torchgraft.comm.group import name_of
+from torchgraft.comm.ops import is_collective
 from torchgraft.config import FIELDS, Config
 from torchgraft.convert.define import candidates
 from torchgraft.errors import NotSavable
@@ -116,7 +118,10 @@ def _nodes(gm: GraphModule, path: str) -> dict[str, str]:
 def _line(node: Node) -> str:
     target = edit.target_name(node.target)
     marks = {**(node.meta.get("custom") or {}), "fallback": mark.in_fallback(node)}
-    call = f"{node.op} {target} {node.args} {node.kwargs}"
+    args = node.args
+    if is_collective(node):  # torch's name of a group is another one on each rank
+        args = (*args[:-1], name_of(args[-1]))
+    call = f"{node.op} {target} {args} {node.kwargs}"
     return f"{call} {_type(node.meta.get('val'))} {marks} {mark.modules_of(node)}"
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgraft import _torch
-from torchgraft._torch import generator
+from torchgraft._torch import generator, groups
 from torchgraft.compile import Compiled, check_weights
 from torchgraft.config import MODES, Config
 from torchgraft.errors import (
@@ -204,9 +204,10 @@ class Loaded(Compiled):
                 run = runs[gear.program]
             else:
                 run = part.program(self._parts, values, made).run
-            run = captured(run, self.config, gear.static, gear.written, about)
             none: Any = None  # there is no graph behind it, and nothing was linked from one
-            programs.append(Program(none, part.plan, run, about, none))
+            program = Program(none, part.plan, run, about, none)
+            program.run = captured(program, self.config, gear.static, gear.written, about)
+            programs.append(program)
         return programs
 
     def _natively(self, values: Sequence[Tensor]) -> list[_torch.Flat] | None:
@@ -271,7 +272,7 @@ class Loaded(Compiled):
 
         def view(number: int) -> View:
             run = self._parts[number].link([], [])
-            return lambda *inputs: run(list(inputs))[0]  # type: ignore[no-any-return]
+            return lambda *inputs: run(list(inputs))[0]
 
         return {out: (at, view(number)) for out, at, number in self._gears[gear].views}
 
@@ -280,8 +281,18 @@ class Loaded(Compiled):
 
         Nothing is compiled: what was folded or packed of the weights is computed again.
         """
+        state_dict = groups.shards(state_dict)
         held = {w.name: self._stored[w.name] for w in self._weights if w.saved}
         check_weights(held, state_dict)
+        self._use(state_dict)
+
+    def use_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Run with these weights; the states are somebody's own and stay as they are."""
+        held = {w.name: self._stored[w.name] for w in self._weights if w.kind == "weight"}
+        check_weights(held, weights)
+        self._use({**self._states, **weights})
+
+    def _use(self, state_dict: Mapping[str, Tensor]) -> None:
         if made := [weight.name for weight in self._weights if weight.made]:
             raise WeightMismatch(
                 [
@@ -376,13 +387,13 @@ class _Part:
 
     @property
     def is_native(self) -> bool:
-        """Whether C++ can walk it. A stream's thread there could not tell what Python raised, so no
-        operator that may be Python's is called on several streams."""
+        """Whether C++ can walk it: not where it talks to other ranks. A stream's thread there could
+        not tell what Python raised, so no operator that may be Python's is called on several."""
         kernels = self.data["kernels"].values()
         python = [k for k in kernels if k["kind"] == "higher" and k["name"] not in _CONTROL]
         if len(self.plan.streams) > 1:
             python += [k for k in kernels if k["kind"] == "op" and not codec.is_torchs(k["name"])]
-        return not python
+        return not python and not self.plan.collectives
 
     def link(self, values: Sequence[Tensor], branches: Sequence[Branch]) -> Any:
         kernels = {name: kernel.bind(values) for name, kernel in self.kernels.items()}

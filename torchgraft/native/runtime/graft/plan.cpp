@@ -100,6 +100,8 @@ Step step(const json& data, const Place& place, Numbers& numbers) {
   if (data.contains("launch")) {
     made.kind = Step::kLaunch;
     made.name = text(data, "launch");
+    if (data.contains("collective"))
+      bad("it talks to other ranks (" + made.name + "), which only Python does");
     for (const json& arg : list(data, "args")) made.args.push_back(value(arg, place, &numbers, 0));
     for (const json& named : list(data, "kwargs")) {
       const auto [name, arg] = pair(named, "kwargs");
