@@ -28,6 +28,7 @@ from torchgraft.passes.registry import Registry
 from torchgraft.passes.spec import fx_pass
 from torchgraft.plan import Plan
 from torchgraft.report import Report, reports
+from torchgraft.rows import Rows
 from torchgraft.simulate import Cluster, Link, simulate
 from torchgraft.verify.bisect import bisect
 from torchgraft.verify.watch import verify
@@ -51,6 +52,7 @@ __all__ = [
     "Plan",
     "Registry",
     "Report",
+    "Rows",
     "Value",
     "backend",
     "bisect",
