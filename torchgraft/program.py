@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 
 from torchgraft import _torch
 from torchgraft.codegen import regions
-from torchgraft.comm.call import bind
+from torchgraft.comm.call import bind, told
 from torchgraft.comm.capture import refusal
 from torchgraft.comm.place import place as place_collectives
 from torchgraft.config import Config
@@ -131,7 +131,7 @@ def _assemble(
     report.notes += unheard(gm, config)
     before = meta.snapshot(gm.graph)
     report.conversions = _convert(gm, config, watch)
-    place_collectives(gm)
+    report.notes += place_collectives(gm, config.bucket_bytes)
     regions.keep_old(gm)
     returned.copy_constants(gm)
     history.add(Change.since(before, gm, "converters"), gm)
@@ -204,7 +204,8 @@ def link(
     adversary: int | None = None,
 ) -> _torch.Flat:
     """A function that runs the plan, which is proved first: list of inputs in, outputs out."""
-    streams.prove(plan)
+    with told(plan):
+        streams.prove(plan)
     if plan.collectives:
         plan, kernels, guarded = bind(plan, kernels)
         return guarded(execute(plan, kernels, constants, device, adversary))

@@ -7,6 +7,7 @@ all of them what it found: the work of a rank does not grow with their number.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -52,14 +53,26 @@ class Guard:
         if self._agreed:
             return
         with self._lock:
-            for number, step in enumerate(self._plan.steps):
-                if isinstance(step, Collective) and step.group not in self._talks:
-                    group = find(step.group, said(step), step.line)
-                    self._talks[step.group] = _Talk(group, step, number)
             if not self._agreed:
+                self._meet()
                 for name, talk in self._talks.items():
                     talk.agree(name, _entries(self._plan, name))
                 self._agreed = True
+
+    def refuse(self, error: Exception) -> None:
+        """Tell the other ranks that the plan is not run here, and why."""
+        with contextlib.suppress(Exception):  # the error itself is what counts
+            self._meet()
+            for talk in self._talks.values():
+                talk.refuse(error)
+
+    def _meet(self) -> None:
+        """Open a conversation in each group of the plan."""
+        groups: dict[str, tuple[Any, Collective, int]] = {}
+        for number, step in enumerate(self._plan.steps):
+            if isinstance(step, Collective) and step.group not in groups:
+                groups[step.group] = (find(step.group, said(step), step.line), step, number)
+        self._talks = {name: _Talk(*held) for name, held in groups.items()}
 
     def same_sizes(self, number: int, group: Any, args: Sequence[Any]) -> None:
         """Compare the sizes of a collective that were not known before it runs."""
@@ -110,6 +123,15 @@ class _Talk:
             said(step), step.group, self._number, step.line, self.rank, guilty, why
         )
 
+    def refuse(self, error: Exception) -> None:
+        """Tell the others that this rank will not run its plan."""
+        why = f"rank {self.rank} refused its plan: {first_line(error)}"
+        head = json.dumps({"refused": why})
+        self._store.set(f"{self._name}/head/{self.rank}", head)
+        if self.rank == 0:
+            verdict = json.dumps({"missing": [], "refused": [0, why], "differ": None})
+            self._store.set(f"{self._name}/verdict", verdict)
+
     def agree(self, name: str, entries: list[fit.Entry]) -> None:
         """Return if every rank's collectives fit together, else raise on every rank."""
         text = json.dumps([entry.data() for entry in entries])
@@ -124,22 +146,28 @@ class _Talk:
         verdict = self._read(f"{self._name}/verdict")
         if verdict["missing"]:
             raise self._fail(verdict["missing"], _absent(verdict["missing"], self._timeout))
+        if verdict["refused"] is not None:
+            rank, why = verdict["refused"]
+            raise self._fail([rank], why)
         if verdict["differ"] is not None:
             step, rank, has, other = verdict["differ"]
             raise RanksDiffer(name, step, rank, has, other, _FIX)
 
     def _verdict(self, entries: list[fit.Entry]) -> dict[str, Any]:
         """What rank 0 finds when it compares the ranks."""
-        heads = [f"{self._name}/head/{rank}" for rank in range(self.size)]
-        missing = self._await(heads, self._timeout)
-        if missing:
-            return {"missing": [heads.index(key) for key in missing], "differ": None}
-        hashes = {self._read(key)["hash"] for key in heads}
-        differ = None
-        if len(hashes) > 1 or fit.is_one_sided(entries):
+        found: dict[str, Any] = {"missing": [], "refused": None, "differ": None}
+        keys = [f"{self._name}/head/{rank}" for rank in range(self.size)]
+        if missing := self._await(keys, self._timeout):
+            return {**found, "missing": [keys.index(key) for key in missing]}
+        heads = [self._read(key) for key in keys]
+        for rank, head in enumerate(heads):
+            if "refused" in head:
+                return {**found, "refused": [rank, head["refused"]]}
+        if len({head["hash"] for head in heads}) > 1 or fit.is_one_sided(entries):
             said = [self._read(f"{self._name}/steps/{rank}") for rank in range(self.size)]
-            differ = fit.difference([[fit.Entry.of(one) for one in ranks] for ranks in said])
-        return {"missing": [], "differ": differ}
+            ranks = [[fit.Entry.of(one) for one in entries] for entries in said]
+            return {**found, "differ": fit.difference(ranks)}
+        return found
 
     def exchange(self, number: int, step: Collective, args: Sequence[Any]) -> None:
         """Compare the actual sizes of a collective."""
@@ -169,10 +197,11 @@ class _Talk:
         try:
             self._store.set(f"{self._name}/failed/{self.rank}", str(number))
             heads = {rank: self._read(f"{self._name}/head/{rank}") for rank in others}
-            if dead := [rank for rank, head in heads.items() if _is_gone(head)]:
-                return dead, f"the process of {_ranks(dead)} is gone"
             keys = [f"{self._name}/failed/{rank}" for rank in others]
-            silent = [others[keys.index(key)] for key in self._await(keys, _ROLL_CALL)]
+            for seconds in (0.0, _ROLL_CALL):
+                silent = [others[keys.index(key)] for key in self._await(keys, seconds)]
+                if dead := [rank for rank in silent if _is_gone(heads[rank])]:
+                    return dead, f"the process of {_ranks(dead)} is gone"
         except Exception as error:  # whatever a store raises when its host is gone
             return [], f"and the store does not answer, either: {first_line(error)}"
         if silent:

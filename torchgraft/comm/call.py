@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,17 @@ from torchgraft.comm.group import find
 from torchgraft.errors import GraftError, WrongGroup
 from torchgraft.plan import Collective, Plan, PlanStep
 from torchgraft.run.host import Kernel
+
+
+@contextlib.contextmanager
+def told(plan: Plan) -> Iterator[None]:
+    """Let the other ranks know where a plan is refused in the block: they wait for this one."""
+    try:
+        yield
+    except Exception as error:
+        if plan.collectives:
+            Guard(plan).refuse(error)
+        raise
 
 
 def bind(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
+
 from torchgraft import _torch
 from torchgraft.errors import NoGroup
 
@@ -17,8 +19,8 @@ WORLD = "world"
 
 def name_of(group: Any) -> str:
     """The name of a group that a graph mentions: torch's own name of it, or the group itself."""
-    for name, known in _named().items():
-        if group is known or group == _torch.group_name(known):
+    for name, groups in _named().items():
+        if any(group is known or group == _torch.group_name(known) for known in groups):
             return name
     return str(group)
 
@@ -27,24 +29,31 @@ def find(name: str, call: str, line: str | None) -> Any:
     """The group of this name in this process; `call` is who asks."""
     known = _named()
     if name in known:
-        return known[name]
-    for group in known.values():
-        if _torch.group_name(group) == name:
-            return group
+        return known[name][0]
+    for groups in known.values():
+        for group in groups:
+            if _torch.group_name(group) == name:
+                return group
     raise NoGroup(call, line, name, known)
 
 
-def _named() -> dict[str, Any]:
-    """Every group that this process is in; a second one of a name is `name#2`."""
-    found: dict[str, Any] = {}
+def _named() -> dict[str, list[Any]]:
+    """Every group that this process is in. Groups of one name with the same ranks are as good as
+    each other; those of other ranks are `name#2`, and so on."""
+    found: dict[str, list[Any]] = {}
     for group in _torch.process_groups():
         told = _torch.group_description(group)
         name = WORLD if told == "default_pg" else told.removeprefix("mesh_")
         if name == "undefined":
             name = _torch.group_name(group)
         first, count = name, 1
-        while name in found:
+        while name in found and not _same_ranks(found[name][0], group):
             count += 1
             name = f"{first}#{count}"
-        found[name] = group
+        found.setdefault(name, []).append(group)
     return found
+
+
+def _same_ranks(one: Any, two: Any) -> bool:
+    ranks = dist.get_process_group_ranks
+    return ranks(one) == ranks(two)

@@ -6,6 +6,7 @@ import operator
 
 from torch.fx import GraphModule, Node
 
+from torchgraft.comm.bucket import bucket
 from torchgraft.comm.group import name_of
 from torchgraft.comm.ops import collectives, is_collective, is_wait
 from torchgraft.fx import label
@@ -15,24 +16,26 @@ NEVER = 1 << 30
 """No collective needs a value."""
 
 
-def place(gm: GraphModule) -> None:
-    """Name the groups, put each group's collectives on a stream of its own, in their order, and
-    note on every node which collectives it lies between. A no-op without collectives."""
+def place(gm: GraphModule, small: int) -> list[str]:
+    """Name the groups, merge what is small, put each group's collectives on a stream of its own, in
+    their order, and note on every node which collectives it lies between; lines for the report.
+    A no-op without collectives."""
     if not any(collectives(gm.graph.nodes)):
-        return
+        return []
     _drop_waits(gm)
+    for node in collectives(gm.graph.nodes):
+        node.args = (*node.args[:-1], name_of(node.args[-1]))
+    notes = bucket(gm, small)
     last: dict[str, Node] = {}
-    for node in gm.graph.nodes:
-        if not is_collective(node):
-            continue
-        group = name_of(node.args[-1])
-        node.args = (*node.args[:-1], group)
+    for node in collectives(gm.graph.nodes):
+        group = str(node.args[-1])
         if label.stream_of(node) == MAIN:
             node.meta["stream"] = f"comm:{group}"
         if group in last:
             label.come_after(node, [last[group]])
         last[group] = node
     _between(gm)
+    return notes
 
 
 def _drop_waits(gm: GraphModule) -> None:

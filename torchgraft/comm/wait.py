@@ -7,20 +7,18 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-_SLICE = datetime.timedelta(seconds=1)
-"""How long one wait holds the store; Ctrl-C is heard in between."""
+_SLICE = 10.0
+"""Seconds that one wait holds the store; Ctrl-C is heard in between."""
 
 
 def missing(store: Any, keys: Sequence[str], seconds: float) -> list[str]:
     """Wait until all the keys are there, or for so long; those that are not there then."""
     end = time.monotonic() + seconds
     left = list(keys)
-    while left:
+    while left and (rest := end - time.monotonic()) > 0:
         try:
-            store.wait(left, _SLICE)
+            store.wait(left, datetime.timedelta(seconds=min(rest, _SLICE)))
             return []
         except RuntimeError:  # the slice is over
             left = [key for key in left if not store.check([key])]
-        if time.monotonic() > end:
-            break
     return left

@@ -193,13 +193,13 @@ def _collective(launch: tuple[Any, ...], told: Any) -> Collective:
     if not launch[1] or not isinstance(launch[1][-1], str):
         raise BadPackage("a collective names no group")
     bytes_, line = told.get("nbytes"), told.get("line")
-    return Collective(
-        *launch,
-        field(told, "kind", str),
-        field(told, "type", str),
-        None if bytes_ is None else index(bytes_, 2**63),
-        None if line is None else text(line),
-    )
+    about: dict[str, Any] = {
+        "kind": field(told, "kind", str),
+        "type": field(told, "type", str),
+        "nbytes": None if bytes_ is None else index(bytes_, 2**63),
+        "line": None if line is None else text(line),
+    }
+    return Collective(*launch, **about)
 
 
 _TOLD = ("kind", "type", "nbytes", "line")
