@@ -240,7 +240,7 @@ def plan_command(path: str | None) -> None:
 
 @main.command("scale")
 @click.option("--ranks", "counts", default="2,4", show_default=True, help="gloo ranks to start.")
-@click.option("--mode", default="default", type=click.Choice(["default", "eager"]))
+@click.option("--mode", default="eager", type=click.Choice(["default", "eager"]))
 @click.option("--paper", is_flag=True, help="Only what the model says about 8 to 1,024 GPUs.")
 @json_option
 def scaling(counts: str, mode: str, paper: bool, path: str | None) -> None:
@@ -248,6 +248,7 @@ def scaling(counts: str, mode: str, paper: bool, path: str | None) -> None:
     if paper:
         for name, case in scale.CASES.items():
             click.echo(f"{name}\n\n{scale.table(scale.rows(case))}\n")
+        click.echo(scale.variants())
         return
     about = report.machine()
     report.show_machine(about)

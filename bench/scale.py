@@ -75,7 +75,7 @@ class Size:
     length: int = 256
     width: int = 256
     blocks: int = 2
-    mode: str = "default"
+    mode: str = "eager"
     rounds: int = 5
     repeat: int = 10
 
@@ -125,8 +125,7 @@ def _rank(rank: int, ranks: int, folder: str, size: Size) -> None:
     x = torch.randn(size.batch, size.length, size.width)
     split = parallelize_module(model, mesh, layout)
     with torch.no_grad():
-        cache = f"{folder}/cache" if size.mode != "eager" else None
-        compiled = graft.compile(split, (x,), mode=size.mode, cache_dir=cache)
+        compiled = graft.compile(split, (x,), mode=size.mode)
         torch.testing.assert_close(compiled(x), split(x), atol=1e-3, rtol=1e-3)
         serial, given = _serial(compiled, x), [torch.ones(nbytes // 4) for nbytes in SIZES]
         rounds = []
@@ -144,11 +143,7 @@ def _rank(rank: int, ranks: int, folder: str, size: Size) -> None:
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     if rank == 0:
         count = len(compiled.plan.launches)
-        kernels, (whole, alone), sums = (
-            slowest[:count],
-            slowest[count : count + 2],
-            slowest[count + 2 :],
-        )
+        kernels, whole, alone, sums = slowest.split([count, 1, 1, len(SIZES)])
         found = Measured(
             ranks=ranks,
             sums=list(zip(SIZES, sums.tolist(), strict=True)),
@@ -275,8 +270,8 @@ class Paper:
 
 
 CASES = {
-    "prefill: 4 sequences of 2,048 tokens": Paper(sequences=4, new=2048, context=2048),
-    "decode: 64 sequences, a token each, 2,048 before it": Paper(64, new=1, context=2048),
+    "prefill": Paper(sequences=4, new=2048, context=2048),
+    "decode": Paper(sequences=64, new=1, context=2049),
 }
 RANKS = [8, 16, 32, 64, 128, 256, 512, 1024]
 
@@ -319,4 +314,32 @@ def table(found: Sequence[Row]) -> str:
         numbers = [row.kernels, row.sums, row.whole, row.halves]
         cells = [f"{row.ranks:,}", *(f"{n:,.0f}" for n in numbers), f"{row.hidden:.0%}"]
         lines.append(f"| {' | '.join(cells)} | {found[0].best / row.best:.2f} |")
+    return "\n".join(lines)
+
+
+def _faster(link: Link, alpha: float = 1, beta: float = 1) -> Link:
+    return Link(link.alpha * alpha, link.beta * beta)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as above": {},
+    "half the latency": {"link": _faster(NEAR, alpha=0.5), "between": _faster(FAR, alpha=0.5)},
+    "twice the latency": {"link": _faster(NEAR, alpha=2), "between": _faster(FAR, alpha=2)},
+    "a network twice as fast": {"between": _faster(FAR, beta=0.5)},
+    "64 GPUs in a node": {"node": 64},
+    "blocks twice as wide": {"width": 16384},
+}
+
+
+def variants() -> str:
+    """Where the time of a block is least when an assumption changes, as Markdown."""
+    lines = [f"| | {' | '.join(CASES)} |", "|---|---|---|"]
+    for name, changes in VARIANTS.items():
+        cells = []
+        for case in CASES.values():
+            found = rows(dataclasses.replace(case, **changes))
+            least = min(found, key=lambda row: row.best)
+            gain = found[0].best / least.best
+            cells.append(f"{least.ranks} GPUs, {gain:.2f} times as fast as 8")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)

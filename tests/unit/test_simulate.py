@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 
 import torchgraft as graft
+from bench import scale
 from torchgraft.errors import BadValue, UnknownName
 from torchgraft.plan import Plan
 from torchgraft.simulate import KINDS, Cluster, Link, moves, simulate
@@ -191,3 +194,31 @@ def test_wrong_arguments_say_what_was_expected(
 ) -> None:
     with pytest.raises(error, match=words):
         wrong()
+
+
+# --- The page of what it says about many GPUs, and the bench that checks it here ---
+
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+
+
+@pytest.mark.parametrize("case", scale.CASES)
+def test_the_page_says_what_the_model_says(case: str) -> None:
+    assert scale.table(scale.rows(scale.CASES[case])) in PAGE
+
+
+def test_the_page_says_what_the_assumptions_do() -> None:
+    assert scale.variants() in PAGE
+
+
+@pytest.mark.slow
+def test_two_gloo_ranks_run_the_plan_that_is_on_paper() -> None:
+    size = scale.Size(batch=2, length=128, width=256, blocks=1, rounds=1, repeat=1)
+    found = scale.measure(2, size)
+    made = found.simulated(Link(1e-4, 1e-9))
+    paper = dataclasses.replace(scale.CASES["decode"], blocks=1).simulated(2, parts=2)
+    nbytes = 128 * 256 * 4
+    assert [(t.kind, t.ranks) for t in made.talks] == [(t.kind, t.ranks) for t in paper.talks]
+    assert [talk.nbytes for talk in made.talks] == [nbytes] * 4
+    assert made.hidden > 0
+    assert made.seconds < made.serial
+    assert [size for size, _ in found.sums] == scale.SIZES
