@@ -14,6 +14,7 @@ from bench import (
     converters,
     fusions,
     measure,
+    native,
     opdb,
     ops,
     peers,
@@ -255,6 +256,15 @@ def scaling(counts: str, mode: str, paper: bool, path: str | None) -> None:
     found = [scale.measure(int(count), scale.Size(mode=mode)) for count in counts.split(",")]
     report.show_scale(found)
     report.write(path, about, found)
+
+
+@main.command("native")
+@model_option
+@json_option
+def saved(models: tuple[str, ...], path: str | None) -> None:
+    """Saved programs: a call in C++ and of its kernels alone, and loading the models named."""
+    rows = native.run(models)
+    report.write(path, report.machine(), rows)
 
 
 if __name__ == "__main__":

@@ -216,9 +216,9 @@ def _known(options: Mapping[str, Any]) -> dict[str, Any]:
     """Inductor's options by their dotted names; `a-b` is read as `a_b`, as torch.compile does."""
     if not options:
         return {}
-    from torchgraft import _torch
+    from torchgraft._torch import generator
 
-    known = _torch.inductor_options()
+    known = generator.known_options()
     result = {name.replace("-", "_"): value for name, value in options.items()}
     for name in result:
         if name not in known:

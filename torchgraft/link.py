@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from torchgraft import _torch
+from torchgraft import _torch, progress
 from torchgraft.codegen import inductor, regions
 from torchgraft.codegen.decide import decide
 from torchgraft.codegen.regions import ATEN, GENERATED, KERNEL, Place, Unit
@@ -90,7 +90,7 @@ class Linker:
         inputs = tuple(self._number(n) for n in self.gm.graph.find_nodes(op="placeholder"))
         self.units = decide(self.gm, self.config, self.report, self._control_flow())
         launched: list[range] = []
-        for unit in self.units:
+        for unit in progress.each("code for", self.units, name=lambda one: one.name):
             start = len(self.launches)
             if unit.place.runs == GENERATED:
                 self._region(unit)

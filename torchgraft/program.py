@@ -222,9 +222,9 @@ def execute(
     """A function that runs a plan that was proved, its collectives bound."""
     if len(plan.streams) == 1:
         return host.link(plan, kernels, constants)
-    if device == "cuda":
-        return streams.link_cuda(plan, kernels, constants)
-    return streams.link_host(plan, kernels, constants, adversary)
+    if device == "cpu" or not hasattr(torch.get_device_module(device), "Stream"):
+        return streams.link_host(plan, kernels, constants, adversary)
+    return streams.link_device(plan, kernels, constants, device)
 
 
 def _compared(program: Program, watch: Watch, captured: GraphModule, role: Role) -> Program:

@@ -41,7 +41,6 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> object:
 @pytest.mark.parametrize(
     ("program", "check"), [(program, check) for program in STARTED for check in checks(program)]
 )
-@pytest.mark.xdist_group("ranks")
 def test_check(started: object, program: str, check: str) -> None:
     printed, ranks = started(program)  # type: ignore[operator]
     assert [rank.get(check, "not run") for rank in ranks] == ["ok"] * len(ranks), printed
@@ -64,7 +63,6 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object
         ("dies", "rank 1"),
     ],
 )
-@pytest.mark.xdist_group("ranks")
 def test_a_rank_that_fails_is_named(said: dict[str, dict[str, object]], how: str, why: str) -> None:
     found = said[how]
     assert found["guilty"] == [1]

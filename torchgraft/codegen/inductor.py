@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from torchgraft import _torch
+from torchgraft._torch import generator
 from torchgraft.config import Config
 from torchgraft.fx.decompose import decompose
 
@@ -30,14 +31,14 @@ def generate(
     `own`, which copies those that belong to the caller."""
     options = options_for(inputs, config)
     gm = decompose(gm, inputs, _torch.inductor_decompositions())
-    return _torch.inductor_compile(
+    return generator.compile_graph(
         gm, inputs, options=options, is_inference=is_inference, is_backward=is_backward, own=own
     )
 
 
 def options_for(inputs: Sequence[Any], config: Config) -> dict[str, Any]:
     """Inductor's options for a region with these inputs."""
-    options = _torch.mode_options(_MODES.get(config.mode, config.mode))
+    options = generator.mode_options(_MODES.get(config.mode, config.mode))
     mode, symbols = _torch.fake_mode_of(inputs), {s for v in inputs for s in _torch.symbols_of(v)}
     if any(_torch.symbol_range(mode, symbol)[0] < 2 for symbol in symbols):
         options["layout_optimization"] = False  # guessing channels-last assumes that sizes exceed 1
@@ -57,7 +58,7 @@ def unavailable(values: Sequence[Any]) -> str | None:
 
 @functools.cache
 def _compiler() -> str | None:
-    found = _torch.has_compiler()
+    found = generator.has_compiler()
     if found is None:
         log.warning(
             "torchgraft: no C++ compiler found, so CPU programs run on ATen, node by node. "

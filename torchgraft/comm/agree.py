@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchgraft import _torch
+from torchgraft._torch import groups
 from torchgraft.comm import fit, wait
 from torchgraft.comm.group import find
 from torchgraft.errors import CollectiveFailed, RanksDiffer, first_line
@@ -111,8 +111,8 @@ class _Talk:
     def __init__(self, group: Any, step: Collective, number: int) -> None:
         self._group, self._step, self._number = group, step, number
         self.rank, self.size = group.rank(), group.size()
-        self._timeout = _torch.group_timeout(group).total_seconds()
-        self._store = _torch.group_store(group)
+        self._timeout = groups.group_timeout(group).total_seconds()
+        self._store = groups.group_store(group)
         # Counted in the store: this is the n-th plan of the group for each of its ranks.
         self._name = f"torchgraft/{self._store.add(f'torchgraft/plans/{self.rank}', 1)}"
         self._turn = 0

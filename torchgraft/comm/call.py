@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from torchgraft import _torch
+from torchgraft._torch import groups
 from torchgraft.comm.agree import Guard, said
 from torchgraft.comm.group import find
 from torchgraft.errors import GraftError, WrongGroup
@@ -60,12 +61,12 @@ class Call:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         step = self._step
-        if self._group is None or not _torch.is_group_alive(self._group):
+        if self._group is None or not groups.is_group_alive(self._group):
             self._group = self._found(args)
         if step.nbytes is None:
             self._guard.same_sizes(self._number, self._group, args)
         try:
-            result = self._op(*args[:-1], _torch.group_name(self._group), **kwargs)
+            result = self._op(*args[:-1], groups.group_name(self._group), **kwargs)
             return _waited(result)
         except GraftError:
             raise
@@ -84,5 +85,5 @@ class Call:
 
 def _waited(result: Any) -> Any:
     if isinstance(result, Tensor):
-        return _torch.wait_tensor(result)
-    return [_torch.wait_tensor(one) for one in result]
+        return groups.wait_tensor(result)
+    return [groups.wait_tensor(one) for one in result]

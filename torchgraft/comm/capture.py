@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from torchgraft import _torch
+from torchgraft._torch import groups
 from torchgraft.comm.agree import said
 from torchgraft.comm.group import find
 from torchgraft.plan import Plan
@@ -25,7 +25,7 @@ def refusal(plan: Plan) -> Callable[[], str | None] | None:
 def _why(plan: Plan) -> str | None:
     for step in plan.collectives:
         group = find(step.group, said(step), step.line)
-        backend = _torch.group_backend(group, torch.device("cuda"))
+        backend = groups.group_backend(group, torch.device("cuda"))
         if backend != "nccl":
             return f"{said(step)} goes through {backend}, and only NCCL can be captured"
         if step.nbytes is None:

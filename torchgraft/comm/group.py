@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torchgraft import _torch
+from torchgraft._torch import groups
 from torchgraft.errors import NoGroup
 
 WORLD = "world"
@@ -19,8 +19,8 @@ WORLD = "world"
 
 def name_of(group: Any) -> str:
     """The name of a group that a graph mentions: torch's own name of it, or the group itself."""
-    for name, groups in _named().items():
-        if any(group is known or group == _torch.group_name(known) for known in groups):
+    for name, alike in _named().items():
+        if any(group is known or group == groups.group_name(known) for known in alike):
             return name
     return str(group)
 
@@ -30,9 +30,9 @@ def find(name: str, call: str, line: str | None) -> Any:
     known = _named()
     if name in known:
         return known[name][0]
-    for groups in known.values():
-        for group in groups:
-            if _torch.group_name(group) == name:
+    for alike in known.values():
+        for group in alike:
+            if groups.group_name(group) == name:
                 return group
     raise NoGroup(call, line, name, known)
 
@@ -41,11 +41,11 @@ def _named() -> dict[str, list[Any]]:
     """Every group that this process is in. Groups of one name with the same ranks are as good as
     each other; those of other ranks are `name#2`, and so on."""
     found: dict[str, list[Any]] = {}
-    for group in _torch.process_groups():
-        told = _torch.group_description(group)
+    for group in groups.process_groups():
+        told = groups.group_description(group)
         name = WORLD if told == "default_pg" else told.removeprefix("mesh_")
         if name == "undefined":
-            name = _torch.group_name(group)
+            name = groups.group_name(group)
         first, count = name, 1
         while name in found and not _same_ranks(found[name][0], group):
             count += 1

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchgraft import _torch
+from torchgraft._torch import groups
 
 
 @torch.library.custom_op("torchgraft::send", mutates_args=())
 def send(tensor: Tensor, peer: int, tag: int, group_name: str) -> Tensor:
     """Give a tensor to a rank of the group, and wait until it is on its way."""
-    dist.send(tensor.contiguous(), group=_torch.group_of(group_name), tag=tag, group_dst=peer)
+    dist.send(tensor.contiguous(), group=groups.group_of(group_name), tag=tag, group_dst=peer)
     return tensor.new_empty(0)
 
 
@@ -32,7 +32,7 @@ def _(tensor: Tensor, peer: int, tag: int, group_name: str) -> Tensor:
 def recv(like: Tensor, peer: int, tag: int, group_name: str) -> Tensor:
     """A tensor like this one from a rank of the group."""
     made = torch.empty_like(like, memory_format=torch.contiguous_format)
-    dist.recv(made, group=_torch.group_of(group_name), tag=tag, group_src=peer)
+    dist.recv(made, group=groups.group_of(group_name), tag=tag, group_src=peer)
     return made
 
 
@@ -42,7 +42,7 @@ def _(like: Tensor, peer: int, tag: int, group_name: str) -> Tensor:
 
 
 for _op in (torch.ops.torchgraft.send, torch.ops.torchgraft.recv):
-    _torch.keep_calls(_op)
+    groups.keep_calls(_op)
 
 
 class Done:

@@ -26,6 +26,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Interpreter, Node, traceback
 
 from torchgraft import _torch
+from torchgraft._torch import groups
 from torchgraft.errors import CannotCapture, Specialised, first_line
 from torchgraft.fx import dialect, mark, meta
 from torchgraft.fx.decompose import Parts, inline, parts_of
@@ -159,11 +160,14 @@ def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
                 strict=strict,
             )
 
-    _torch.export_shards()
+    groups.export_shards()
     try:
-        return export(strict=False)
+        exported = export(strict=False)
+        if not any(getattr(n.target, "namespace", "") == "c10d" for n in exported.graph.nodes):
+            return exported
+        return export(strict=True)  # Dynamo knows more collectives, such as `send`
     except Exception as error:
-        if _torch.process_groups():  # Dynamo knows collectives that plain tracing does not
+        if "ScriptObject" in str(error):  # here, too: `broadcast`
             with contextlib.suppress(Exception):
                 return export(strict=True)
         raise _cannot(_title(module), error, declared) from error
@@ -173,13 +177,16 @@ def _title(module: torch.nn.Module) -> str:
     return module.name if isinstance(module, _Function) else type(module).__name__
 
 
+_NOT_USERS = ("torch", "torchgraft", "sympy", "typing_extensions")
+
+
 def _cannot(program: str, error: Exception, declared: Declared) -> CannotCapture:
     trace = error.__traceback__
     line = None
     while trace is not None:
         code = trace.tb_frame.f_code
         module = str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
-        if module not in ("torch", "torchgraft", "sympy") and not code.co_filename.startswith("<"):
+        if module not in _NOT_USERS and not code.co_filename.startswith("<"):
             line = f"{code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     fix = (
@@ -194,6 +201,8 @@ def _cannot(program: str, error: Exception, declared: Declared) -> CannotCapture
             f"It was traced with {traced}. Where a program ties sizes together, declare sizes to "
             f"trace with that fit: graft.Input(min_shape=..., max_shape=..., example=...)."
         )
+    if "group cannot be None" in str(error) or "process group has not been init" in str(error):
+        fix = "Start it with torchrun and call torch.distributed.init_process_group() first."
     return CannotCapture(program, first_line(error), line, fix)
 
 
@@ -211,7 +220,7 @@ def from_exported(
     """
     # A composite operator to keep may lie inside another one, where only torch.export can keep it.
     nested = any(map(_torch.is_composite, keep))
-    shards = {name: _torch.shard_of(held) for name, held in exported.state_dict.items()}
+    shards = {name: groups.shard_of(held) for name, held in exported.state_dict.items()}
     sharded = {name: shard for name, shard in shards.items() if shard is not None}
     whole = nested or sharded
     parts = None if whole else parts_of(exported.graph, dialect.decompositions(keep, own))

@@ -11,7 +11,6 @@ import torch
 
 from torchgraft import _torch
 from torchgraft.errors import BadPackage, NotSavable
-from torchgraft.package import _torch as private
 from torchgraft.plan import Buffer, Collective, Free, Launch, Plan, PlanStep, Record, Wait
 from torchgraft.signature import ConstSpec, Signature, Spec, TensorSpec
 
@@ -158,9 +157,14 @@ def to_plan(data: Any, device: Device = torch.device) -> Plan:
 
 def pairs(data: Any, name: str) -> list[Any]:
     """`data[name]`, which must be a list of lists of two."""
+    return rows(data, name, 2)
+
+
+def rows(data: Any, name: str, length: int) -> list[Any]:
+    """`data[name]`, which must be a list of lists of a length."""
     found: list[Any] = field(data, name, list)
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in found):
-        raise BadPackage(f"{name!r} must be a list of pairs")
+    if not all(isinstance(row, list) and len(row) == length for row in found):
+        raise BadPackage(f"{name!r} must be a list of lists of {length}")
     return found
 
 
@@ -220,7 +224,7 @@ def expression(expr: Any) -> Any:
         return str(expr) == "True"
     if getattr(expr, "is_Rational", False):
         return {"e": "Rational", "a": [int(expr.p), int(expr.q)]}
-    for name, function in private.size_functions().items():
+    for name, function in _torch.size_functions().items():
         if expr.func is function:
             return {"e": name, "a": [expression(arg) for arg in expr.args]}
     raise NotSavable(f"a size is {expr}, and {expr.func.__name__} has no form in a file", "")
@@ -235,8 +239,8 @@ def to_expression(data: Any, depth: int = 0) -> Any:
     if depth > DEEPEST or not isinstance(data, dict):
         raise BadPackage(f"not a size: {str(data)[:80]}")
     if set(data) == {"s"}:
-        return private.size_symbol(text(data["s"]))
-    function = private.size_functions().get(text(data.get("e")))
+        return _torch.size_symbol(text(data["s"]))
+    function = _torch.size_functions().get(text(data.get("e")))
     args = [to_expression(arg, depth + 1) for arg in field(data, "a", list)]
     if function is None or (data["e"] == "Pow" and args[1:] not in ([2], [3], [4], [-1])):
         raise BadPackage(f"not a size: {str(data)[:80]}")
@@ -264,7 +268,7 @@ def tree(spec: Any) -> Any:
     if getattr(torch.return_types, name, None) is spec.type:
         return {"returns": [name, [tree(child) for child in children]]}
     try:
-        return {"pytree": private.dump_tree(spec)}
+        return {"pytree": _torch.dump_tree(spec)}
     except Exception as error:
         raise NotSavable(
             f"a {name} among its inputs or outputs has no form in a file ({error})",
@@ -294,7 +298,7 @@ def _nested(data: Any, depth: int = 0) -> Any:
                 return found([_nested(part, depth + 1) for part in parts])
         if kind == "pytree" and isinstance(inner, str):
             try:
-                return private.parse_tree(inner)
+                return _torch.parse_tree(inner)
             except Exception as error:
                 raise BadPackage(
                     f"its inputs or outputs hold an object of a class that is not known here "
@@ -393,6 +397,15 @@ _FUNCTIONS: tuple[Any, ...] = (
 )
 BUILTINS: Mapping[str, Callable[..., Any]] = {fn.__name__: fn for fn in _FUNCTIONS}
 """Functions of sizes and of sequences that a launch may name besides operators."""
+
+
+_TORCH = {"aten", "prims", "prim", "mkldnn", "onednn", "mkl", "inductor", "quantized_decomposed"}
+_TORCH |= {"_c10d_functional", "_dtensor", "torchgraft"}  # the last has send and recv
+
+
+def is_torchs(name: str) -> bool:
+    """Whether an operator, such as `aten::relu`, comes with torch."""
+    return name.partition("::")[0] in _TORCH
 
 
 def target(fn: Any) -> dict[str, str] | None:

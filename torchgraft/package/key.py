@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
+from torchgraft._torch import generator
 from torchgraft.comm.group import name_of
 from torchgraft.comm.ops import is_collective
 from torchgraft.config import FIELDS, Config
@@ -23,7 +24,6 @@ from torchgraft.convert.define import candidates
 from torchgraft.errors import NotSavable
 from torchgraft.fx import edit, mark, meta
 from torchgraft.fx.capture import Capture
-from torchgraft.package import _torch as private
 from torchgraft.package import codec, machine
 from torchgraft.package.fingerprint import fingerprint, tensor
 from torchgraft.passes.pipeline import passes_for
@@ -149,7 +149,7 @@ def _passes(config: Config) -> dict[str, str]:
 def _config(config: Config) -> dict[str, str]:
     items = {name: _setting(getattr(config, name)) for name in FIELDS if name not in _ELSEWHERE}
     options = {f"inductor.{name}": fingerprint(held) for name, held in config.inductor.items()}
-    return {**items, **options, "inductor": private.inductor_settings()}
+    return {**items, **options, "inductor": generator.settings_hash()}
 
 
 def _setting(held: Any) -> str:
@@ -182,7 +182,7 @@ def _machine(captures: Sequence[Capture]) -> dict[str, str]:
     return {
         "machine": platform.machine(),
         "cpu": " ".join(machine.cpu_sets()),
-        "compiler": f"{os.environ.get('CXX')} {_torch.has_compiler()}",
+        "compiler": f"{os.environ.get('CXX')} {generator.has_compiler()}",
         "devices": " ".join(devices),
         "capability": " ".join(
             str(torch.cuda.get_device_capability(d)) for d in devices if d.startswith("cuda")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchgraft import _torch
+from torchgraft._torch import groups
 from torchgraft.comm import wait
 from torchgraft.comm.ops import collectives
 from torchgraft.fx.capture import Capture
@@ -48,8 +48,8 @@ def turn(key: Key, captures: Sequence[Capture]) -> Turn | None:
     """The part of this rank; None where the program is this process's alone."""
     if not any(any(collectives(taken.gm.graph.nodes)) for taken in captures):
         return None
-    groups = _torch.process_groups()
-    if not groups or groups[0].size() == 1:
+    known = groups.process_groups()
+    if not known or known[0].size() == 1:
         return None
-    seconds = _torch.group_timeout(groups[0]).total_seconds()
-    return Turn(_torch.group_store(groups[0]), seconds, key, captures)
+    seconds = groups.group_timeout(known[0]).total_seconds()
+    return Turn(groups.group_store(known[0]), seconds, key, captures)

@@ -81,14 +81,18 @@ class Captured:
         return (*arg.shape, *arg.stride())
 
     def _capture(self, args: list[Any]) -> _Entry | None:
+        if why := _uncapturable(args) or (self._collectives and self._collectives()):
+            self._refuse(why)
+            return None
+        with torch.cuda.device(next((a.device for a in args if isinstance(a, Tensor)), None)):
+            return self._captured(args)
+
+    def _captured(self, args: list[Any]) -> _Entry | None:
         inputs = [
             arg if i in self._static or not isinstance(arg, Tensor) else _twin(arg)
             for i, arg in enumerate(args)
         ]
         moves = tuple(i for i, (a, b) in enumerate(zip(args, inputs, strict=True)) if a is not b)
-        if why := _uncapturable(args) or (self._collectives and self._collectives()):
-            self._refuse(why)
-            return None
         # A warm-up talks to the other ranks, which may not be capturing: one for all, at the start.
         warm = self._collectives is not None and self._warm
         kept = {i: inputs[i].clone() for i in self._written if i in self._static}
@@ -112,6 +116,8 @@ class Captured:
             torch.cuda.set_rng_state(states)
             for i, value in kept.items():
                 inputs[i].copy_(value)
+        if self._collectives is not None and not self._entries:
+            self._report.notes.append("the captured CUDA graph holds its collectives")
         return _Entry(graph, inputs, outputs, moves, _aliases(inputs, outputs))
 
     def _refuse(self, why: str) -> None:
@@ -143,10 +149,10 @@ def _twin(arg: Tensor) -> Tensor:
 
 
 def _uncapturable(args: Sequence[Any]) -> str | None:
-    for arg in args:
-        if isinstance(arg, Tensor) and not arg.is_cuda:
-            return "an input lies on the CPU"
-    return None
+    places = {arg.device for arg in args if isinstance(arg, Tensor)}
+    if any(place.type != "cuda" for place in places):
+        return "an input lies on the CPU"
+    return "the inputs lie on several devices" if len(places) > 1 else None
 
 
 def _aliases(inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[int, int]:

@@ -159,6 +159,9 @@ def in_place_collectives() -> None:
         run, programs = compiled(fn)
         torch.testing.assert_close(run(x), expected)
         assert kinds(programs) == [fn.__name__], fn.__name__
+        ahead = graft.compile(fn, (x,), mode="eager")
+        torch.testing.assert_close(ahead(x), expected)
+        assert [step.kind for step in ahead.plan.collectives] == [fn.__name__], fn.__name__
 
 
 @check
@@ -197,6 +200,8 @@ def send_and_receive() -> None:
     run, programs = compiled(ring)
     torch.testing.assert_close(run(x), x + 2 * before)
     assert sorted(kinds(programs)) == ["recv", "send"]
+    ahead = graft.compile(ring, (x,), mode="eager")
+    torch.testing.assert_close(ahead(x), x + 2 * before)
 
 
 @check

@@ -1,10 +1,12 @@
-"""AOTInductor, which is private to torch: regions as shared libraries. torch 2.11 to 2.13."""
+"""Inductor: code for a graph, in this process or as a shared library. torch 2.11 to 2.13."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import inspect
+import itertools
 import pathlib
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,9 +14,143 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from torchgraft import _torch
+from torchgraft._torch import Flat, fake_mode_of
+
+
+def known_options() -> frozenset[str]:
+    from torch._inductor import list_options
+
+    return frozenset(list_options())
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """What Inductor turns on for a mode of torch.compile, its CUDA graphs left out."""
+    from torch._inductor import list_mode_options
+
+    options = list_mode_options().get(mode, {})
+    return {k: v for k, v in options.items() if not k.startswith("triton.cudagraph")}
+
+
+_GRAPH_IDS = itertools.count()
+
+
+def compile_graph(
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any],
+    is_inference: bool,
+    is_backward: bool,
+    own: Callable[[Any], Any] = lambda constant: constant,
+) -> Flat:
+    """Generate code for a graph decomposed as Inductor wants it; `gm` is changed.
+
+    The same steps that `torch._inductor.compile_fx` takes behind AOTAutograd, from the point where
+    the graph is functional and decomposed: its joint passes, freezing where weights are held, then
+    `compile_fx_inner`. What is left of the constants after freezing goes through `own`.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile_fx, config
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.utils import BoxedBool
+
+    mode = fake_mode_of(inputs)
+    frozen = is_inference and any("weight" in node.meta for node in gm.graph.nodes)
+    settings = {"freezing": True, "freezing_discard_parameters": False} if frozen else {}
+    with config.patch({**settings, **options}), tracing(TracingContext(mode)), _torch.lazily():
+        if is_inference:
+            gm = _joint_passes(gm, inputs)
+        extra: dict[str, Any] = {}
+        if frozen:
+            gm, extra = _freeze(gm, inputs)
+            for node in gm.graph.find_nodes(op="get_attr"):
+                setattr(gm, node.target, own(getattr(gm, node.target)))
+        output = next(iter(reversed(gm.graph.nodes)))
+        output.meta["user_visible_output_idxs"] = [
+            i for i, value in enumerate(output.args[0]) if isinstance(value, Node)
+        ]
+        allow, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+        loaded = len(PyCodeCache.modules)
+        try:
+            code = compile_fx.compile_fx_inner(
+                gm,
+                inputs,
+                cudagraphs=BoxedBool(False),
+                graph_id=next(_GRAPH_IDS),
+                is_inference=is_inference,
+                is_backward=is_backward,
+                **extra,
+            )
+        finally:
+            mode.allow_non_fake_inputs = allow
+            _forget_modules(loaded)
+    # CompiledFxGraph.__call__ only adds a profiler range around this.
+    return getattr(code, "current_callable", None) or code
+
+
+def _forget_modules(first: int) -> None:
+    """Inductor keeps every module it wrote, and in them the constants: no weight would be freed."""
+    from torch._inductor.codecache import PyCodeCache
+
+    for module in PyCodeCache.modules[first:]:
+        if any(isinstance(value, Tensor) for value in vars(module).values()):
+            PyCodeCache.modules.remove(module)
+            sys.modules.pop(module.__name__, None)
+
+
+def _joint_passes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes as run
+    from torch._inductor.virtualized import V
+
+    with V.set_fake_mode(fake_mode_of(inputs)):
+        if "input_device" in inspect.signature(run).parameters:  # torch >= 2.12
+            return run(gm, input_device=_device(gm, inputs))
+        return run(gm)
+
+
+def _freeze(gm: GraphModule, inputs: Sequence[Any]) -> tuple[GraphModule, dict[str, Any]]:
+    """Inductor's freezing: packed and folded weights, channels-last convolutions where they pay."""
+    from torch._guards import tracing
+    from torch._inductor import freezing
+    from torch._inductor.compile_fx import fake_tensor_prop
+    from torch._inductor.graph import GraphLowering
+
+    layout = GraphLowering.decide_layout_opt(gm, is_inference=True)
+    with tracing(None):
+        if layout:
+            fake_tensor_prop(gm, inputs, True)
+            freezing.convert_conv_weights_to_channels_last(gm)
+        gm, _ = freezing.freeze(gm, gm, list(inputs))
+    return gm, {"layout_opt": layout}
+
+
+def _device(gm: GraphModule, inputs: Sequence[Any]) -> torch.device:
+    values = [*inputs, *(node.meta.get("val") for node in gm.graph.nodes)]
+    devices = [v.device for v in values if isinstance(v, Tensor)]
+    return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+
+
+def has_compiler() -> str | None:
+    """The C++ compiler that Inductor would use on CPU, or None."""
+    from torch._inductor import exc
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        return get_cpp_compiler()
+    except (exc.InvalidCxxCompiler, OSError):
+        return None
+
+
+def settings_hash() -> str:
+    """A hash of Inductor's global settings."""
+    from torch._inductor import config
+
+    return str(config.get_hash().hex())
+
+
+# --- AOTInductor ---
 
 
 def aot_compile(
@@ -25,7 +161,7 @@ def aot_compile(
     path: str,
     folded: Callable[[GraphModule, Node, Tensor], None],
 ) -> dict[str, Tensor]:
-    """`inductor_compile` for inference into a shared library at `path`, which holds no constants.
+    """`compile_graph` for inference into a shared library at `path`, which holds no constants.
 
     Gives the tensors that are to be bound to it, by the library's names. No code depends on their
     values, only on what their types say; `folded` is told how each folded one came about.
@@ -35,7 +171,7 @@ def aot_compile(
     from torch._inductor.utils import BoxedBool
     from torch._inductor.virtualized import V
 
-    mode = _torch.fake_mode_of(inputs)
+    mode = fake_mode_of(inputs)
     settings = {
         "cpp_wrapper": True,
         "always_keep_tensor_constants": True,  # or small ones become literals
@@ -56,7 +192,10 @@ def aot_compile(
         gm = _without_values(gm, inputs)
         extra: dict[str, Any] = {}
         if frozen:
-            gm, extra = _torch.freeze(gm, inputs)
+            # For a library, torch leaves MKL out: a weight that MKL packed cannot be moved, and so
+            # not be saved. Here each is packed where the library is loaded.
+            with V.set_aot_compilation(False):
+                gm, extra = _freeze(gm, inputs)
         output = next(iter(reversed(gm.graph.nodes)))
         output.meta["user_visible_output_idxs"] = [
             i for i, value in enumerate(output.args[0]) if isinstance(value, Node)
@@ -67,7 +206,7 @@ def aot_compile(
                 gm,
                 inputs,
                 cudagraphs=BoxedBool(False),
-                graph_id=next(_torch.GRAPH_IDS),
+                graph_id=next(_GRAPH_IDS),
                 is_inference=True,
                 cpp_wrapper=True,
                 **extra,
@@ -92,7 +231,7 @@ def _without_values(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
             node.replace_all_uses_with(lifted)
             gm.graph.erase_node(node)
     values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-    gm = _torch.joint_passes(gm, [*inputs, *values[len(inputs) :]])
+    gm = _joint_passes(gm, [*inputs, *values[len(inputs) :]])
     for node in gm.graph.find_nodes(op="placeholder")[len(inputs) :]:
         target, node_meta = held[str(node.target)]
         with gm.graph.inserting_before(node):
@@ -144,7 +283,7 @@ def _watched_constants(constants: dict[str, Tensor]) -> Iterator[None]:
         AotCodeCompiler.compile = original  # type: ignore[method-assign]
 
 
-def aot_load(path: str, device: torch.device, constants: Mapping[str, Tensor]) -> _torch.Flat:
+def aot_load(path: str, device: torch.device, constants: Mapping[str, Tensor]) -> Flat:
     """The function of a library that `aot_compile` made, with its constants bound, not copied."""
     from torch._C import _aoti
 
@@ -175,78 +314,3 @@ def _empty(aliases: Sequence[Tensor]) -> None:
 
 _CONTEXTS = 4
 """How many calls of one CPU region run at the same time; the others wait."""
-
-
-# --- Sizes ---
-
-
-def is_size(mode: Any, number: Any) -> bool:
-    """Whether an integer, which may be symbolic, is never negative."""
-    if isinstance(number, int):
-        return number >= 0
-    return bool(mode.shape_env.bound_sympy(_torch.expression(number)).lower >= 0)
-
-
-@functools.cache
-def size_functions() -> dict[str, Any]:
-    """The functions that an expression of sizes is made of, by the names that a file has."""
-    import sympy  # type: ignore[import-untyped]
-    from torch.utils._sympy import functions as own
-
-    plain = (sympy.Add, sympy.Mul, sympy.Pow, sympy.And, sympy.Or, sympy.Not, sympy.Rational)
-    found: dict[str, Any] = {function.__name__: function for function in plain}
-    found |= {"Eq": sympy.Eq, "Ne": sympy.Ne, "Lt": sympy.Lt, "Le": sympy.Le}
-    found |= {"Gt": sympy.Gt, "Ge": sympy.Ge, "Max": own.Max, "Min": own.Min}
-    whole = (own.Mod, own.PythonMod, own.FloorDiv, own.CleanDiv, own.CeilDiv, own.IntTrueDiv)
-    return found | {function.__name__: function for function in (*whole, own.PowByNatural)}
-
-
-def size_symbol(name: str) -> Any:
-    import sympy
-
-    return sympy.Symbol(name, integer=True, nonnegative=True)
-
-
-# --- Trees ---
-
-
-def dump_tree(spec: Any) -> str:
-    """torch's text of the structure of registered classes."""
-    return pytree.treespec_dumps(spec)
-
-
-def parse_tree(text: str) -> Any:
-    """An object of the structure of a text, with `*` for leaves. The classes are those that are
-    registered already; an enum would import its module, so it is refused."""
-    if "__enum__" in text:
-        raise ValueError("an enum")
-    spec = pytree.treespec_loads(text)
-    return pytree.tree_unflatten(["*"] * spec.num_leaves, spec)
-
-
-def fake(
-    mode: Any, shape: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """A fake tensor whose sizes may be expressions."""
-    sizes, steps = ([_number(mode.shape_env, part) for part in both] for both in (shape, stride))
-    with mode, _torch.quiet_guards(mode):
-        return torch.empty_strided(sizes, steps, dtype=dtype, device=device)
-
-
-def _number(env: Any, expr: Any) -> Any:
-    """A symbolic size that is known by its expression only."""
-    from torch.utils._sympy.value_ranges import ValueRanges
-
-    if isinstance(expr, int):
-        return expr
-    for symbol in expr.free_symbols:
-        env.var_to_range.setdefault(symbol, ValueRanges(0, 2**31))
-    hint = int(expr.subs(dict.fromkeys(expr.free_symbols, 2)))
-    return env.create_symintnode(expr, hint=hint)
-
-
-def inductor_settings() -> str:
-    """A hash of Inductor's global settings."""
-    from torch._inductor import config
-
-    return str(config.get_hash().hex())
