@@ -70,6 +70,21 @@ def overlap_in_the_plan() -> None:
 
 
 @check
+def overlap_of_large_tensors() -> None:
+    """Nobody waits for a collective only to free the memory that it reads."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        total = reduce(x + 1)
+        return total[:8, :8] + (w @ w) @ w
+
+    args = (torch.ones(2048, 1024), torch.ones(8, 8))
+    compiled = graft.compile(fn, args, mode="eager")
+    text = str(compiled.plan)
+    assert text.rindex("aten.mm") < text.index("wait('main'"), text
+    torch.testing.assert_close(compiled(*args), fn(*args))
+
+
+@check
 def overlap_in_generated_code() -> None:
     model, x = Two(), torch.randn(4, 8)
     compiled = graft.compile(model, (x,))
