@@ -214,6 +214,23 @@ def dynamic_sizes() -> None:
     assert "f32[5]" in error.has
 
 
+@check
+def one_rank_compiles_again() -> None:
+    """A rank that meets another shape of its own is compiled again alone; nobody waits for it."""
+    rank = dist.get_rank()
+    programs: list[Program] = []
+    backend = graft.backend(graft.Config(mode="eager"), on_program=programs.append)
+
+    def fn(x: Tensor) -> Tensor:
+        return reduce(x.sum(0)) * 2
+
+    run = torch.compile(fn, backend=backend, dynamic=False)
+    for rows in ((4, 4), (4, 3), (2, 3)):
+        expected = torch.full((5,), 2.0 * sum(rows))
+        torch.testing.assert_close(run(torch.ones(rows[rank], 5)), expected)
+    assert len(programs) == 2
+
+
 def _mutated(plan: Plan, rng: random.Random) -> Plan:
     """One change to what a rank does together with others, or to the order that it needs."""
     steps = list(plan.steps)
