@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from torchgraft import _torch
+from torchgraft._torch import groups
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
 from torchgraft.fx import dialect, meta
@@ -78,6 +79,8 @@ def compile_graph(
     gm.meta["fake_mode"] = _torch.fake_mode_of(inputs)
     kind = "inference" if is_inference else "backward" if is_backward else "forward"
     gm.meta["kind"] = kind  # for a pass that treats them differently
+    if (frame := groups.compiled_frame()) is not None:
+        gm.meta["frame"] = (f"{frame[0]} {kind}", frame[1])
     static = _torch.static_inputs() if not is_backward else frozenset()
     role = Role("torch.compile", is_inference, is_backward, static)
     with _torch.unfaked():

@@ -8,7 +8,6 @@ all of them what it found: the work of a rank does not grow with their number.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import socket
@@ -39,11 +38,16 @@ def said(step: Collective) -> str:
     return f"{step.kind} of {step.type}" if step.type else step.kind
 
 
+Frame = tuple[str, bool]
+"""A function of torch.compile, and whether it is compiled once more: for one rank, maybe, which met
+another shape. The others know nothing of that, and need not if the collectives are as before."""
+
+
 class Guard:
     """What the ranks have agreed on for one linked plan."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, frame: Frame | None = None) -> None:
+        self._plan, self._frame = plan, frame
         self._lock = threading.Lock()
         self._talks: dict[str, _Talk] = {}
         self._agreed = False
@@ -56,7 +60,7 @@ class Guard:
             if not self._agreed:
                 self._meet()
                 for name, talk in self._talks.items():
-                    talk.agree(name, _entries(self._plan, name))
+                    talk.agree(name, _entries(self._plan, name), self._frame)
                 self._agreed = True
 
     def refuse(self, error: Exception) -> None:
@@ -113,9 +117,7 @@ class _Talk:
         self.rank, self.size = group.rank(), group.size()
         self._timeout = groups.group_timeout(group).total_seconds()
         self._store = groups.group_store(group)
-        # Counted in the store: this is the n-th plan of the group for each of its ranks.
-        self._name = f"torchgraft/{self._store.add(f'torchgraft/plans/{self.rank}', 1)}"
-        self._turn = 0
+        self._name = ""
 
     def _fail(self, guilty: Iterable[int], why: str) -> CollectiveFailed:
         step = self._step
@@ -125,6 +127,7 @@ class _Talk:
 
     def refuse(self, error: Exception) -> None:
         """Tell the others that this rank will not run its plan."""
+        self._open()
         why = f"rank {self.rank} refused its plan: {first_line(error)}"
         head = json.dumps({"refused": why})
         self._store.set(f"{self._name}/head/{self.rank}", head)
@@ -132,10 +135,25 @@ class _Talk:
             verdict = json.dumps({"missing": [], "refused": [0, why], "differ": None})
             self._store.set(f"{self._name}/verdict", verdict)
 
-    def agree(self, name: str, entries: list[fit.Entry]) -> None:
+    def _open(self) -> None:
+        """Begin a conversation. Counted in the store: the n-th of the group for each rank."""
+        self._name = f"torchgraft/{self._store.add(f'torchgraft/plans/{self.rank}', 1)}"
+
+    def agree(self, name: str, entries: list[fit.Entry], frame: Frame | None) -> None:
         """Return if every rank's collectives fit together, else raise on every rank."""
+        digest = fit.digest(entries)
+        known = f"torchgraft/frames/{frame[0]}/{digest}/{self.rank}" if frame else ""
+        if frame and frame[1] and self._store.check([known]):
+            self._name = self._store.get(known).decode()
+            return
+        self._open()
+        self._compare(name, entries, digest)
+        if frame:
+            self._store.set(known, self._name)
+
+    def _compare(self, name: str, entries: list[fit.Entry], digest: str) -> None:
+        head = {"hash": digest, **_whoami()}
         text = json.dumps([entry.data() for entry in entries])
-        head = {"hash": hashlib.sha256(text.encode()).hexdigest(), **_whoami()}
         self._store.set(f"{self._name}/steps/{self.rank}", text)
         self._store.set(f"{self._name}/head/{self.rank}", json.dumps(head))
         if self.rank == 0:
@@ -171,14 +189,14 @@ class _Talk:
 
     def exchange(self, number: int, step: Collective, args: Sequence[Any]) -> None:
         """Compare the actual sizes of a collective."""
-        self._turn += 1
+        turn = self._store.add(f"{self._name}/turns/{self.rank}", 1)
         entry = fit.Entry(
             number,
             step.kind,
             _actual(args),
             [literal(arg) for arg in args[:-1] if not _tensors(arg)],
         )
-        keys = [f"{self._name}/sizes/{self._turn}/{rank}" for rank in range(self.size)]
+        keys = [f"{self._name}/sizes/{turn}/{rank}" for rank in range(self.size)]
         self._store.set(keys[self.rank], json.dumps(entry.data()))
         if missing := self._await(keys, self._timeout):
             ranks = [keys.index(key) for key in missing]
@@ -188,8 +206,8 @@ class _Talk:
         if found is not None:
             fix = f"{said(step)} has sizes that are known when it runs, and they must fit."
             raise RanksDiffer(step.group, *found, fix)
-        if self._turn > 1:  # who is in this turn has read the one before
-            self._store.delete_key(f"{self._name}/sizes/{self._turn - 1}/{self.rank}")
+        if turn > 1:  # who is in this turn has read the one before
+            self._store.delete_key(f"{self._name}/sizes/{turn - 1}/{self.rank}")
 
     def roll_call(self, number: int) -> tuple[list[int], str]:
         """The ranks that are gone or silent after a failure, and that in words."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchgraft import _torch
 from torchgraft._torch import groups
-from torchgraft.comm.agree import Guard, said
+from torchgraft.comm.agree import Frame, Guard, said
 from torchgraft.comm.group import find
 from torchgraft.errors import GraftError, WrongGroup
 from torchgraft.plan import Collective, Plan, PlanStep
@@ -30,11 +30,11 @@ def told(plan: Plan) -> Iterator[None]:
 
 
 def bind(
-    plan: Plan, kernels: Mapping[str, Kernel]
+    plan: Plan, kernels: Mapping[str, Kernel], frame: Frame | None = None
 ) -> tuple[Plan, dict[str, Kernel], Callable[[_torch.Flat], _torch.Flat]]:
     """The plan with a kernel of its own for each collective, and what to put around the function
     that runs it: before the first collective, the ranks must agree."""
-    bound, steps, guard = dict(kernels), list[PlanStep](), Guard(plan)
+    bound, steps, guard = dict(kernels), list[PlanStep](), Guard(plan, frame)
     for number, step in enumerate(plan.steps):
         if isinstance(step, Collective):
             call = Call(kernels[step.kernel].fn, step, number, guard)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,12 @@ class Entry:
 
     def __str__(self) -> str:
         return f"{self.kind}({', '.join([self.type, *self.args])})"
+
+
+def digest(entries: Sequence[Entry]) -> str:
+    """Equal for ranks that do the same together, at whatever steps of their plans."""
+    said = "\n".join(map(str, entries))
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def is_one_sided(entries: Sequence[Entry]) -> bool:
