@@ -50,6 +50,18 @@ class Rows:
         for signature in self._gears:
             _check(self.program.name, signature)
 
+    @property
+    def inputs(self) -> dict[str, tuple[int | None, ...]]:
+        """What a row of each input looks like: its sizes, None where there are several."""
+        found: dict[str, tuple[int | None, ...]] = {}
+        for signature in self._gears:
+            for _, spec in tensors(signature.specs):
+                sizes = tuple(s if isinstance(s, int) else None for s in spec.shape[1:])
+                known = found.setdefault(spec.name, sizes)
+                same = zip(known, sizes, strict=True)
+                found[spec.name] = tuple(a if a == b else None for a, b in same)
+        return found
+
     def __call__(self, batch: Columns) -> dict[str, np.ndarray[Any, Any]]:
         """The batch with the program's results."""
         import numpy as np

@@ -16,11 +16,12 @@ import click
 import numpy as np
 from ray import serve
 from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 import torchgraft as graft
 
 
-@serve.deployment
+@serve.deployment(max_ongoing_requests=256)  # Serve's own limit is less than a full batch
 class Model:
     """One replica: a program with one input, loaded once."""
 
@@ -37,9 +38,18 @@ class Model:
         made = await asyncio.to_thread(self.rows, {"input": np.stack(rows)})
         return list(made["output"])
 
-    async def __call__(self, request: Request) -> list[float]:
-        row = np.asarray(await request.json(), dtype=np.float32)
+    async def ask(self, values: object) -> list[float]:
+        """One request. It is checked before it joins others, which would fail with it."""
+        row, want = np.asarray(values, dtype=np.float32), self.rows.inputs["input"]
+        if row.shape != want:
+            raise ValueError(f"expected numbers of shape {want}, got {row.shape}")
         return (await self.infer(row)).tolist()
+
+    async def __call__(self, request: Request) -> Response:
+        try:
+            return JSONResponse(await self.ask(await request.json()))
+        except (ValueError, TypeError) as error:
+            return JSONResponse({"error": str(error)}, status_code=400)
 
     def sizes(self) -> dict[int, int]:
         """How many batches there were of each size."""

@@ -38,7 +38,13 @@ def example(name: str) -> ModuleType:
 def _cluster() -> Iterator[None]:
     from ray import serve
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        num_cpus=2,
+        object_store_memory=200 << 20,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
     yield
     serve.shutdown()
     ray.shutdown()
@@ -97,19 +103,23 @@ def test_a_killed_worker_is_replaced_and_no_row_is_lost_or_doubled(
         np.testing.assert_allclose(row["output"], want[row["id"]], rtol=1e-5, atol=1e-6)
 
 
-def test_requests_that_arrive_together_run_as_one_batch(
+def test_requests_that_arrive_together_run_as_one_batch_and_a_wrong_one_alone_fails(
     model: torch.nn.Module, program: str
 ) -> None:
     from ray import serve
 
     serve.start(proxy_location="Disabled")
     # A batch begins when it is full: nothing here depends on how fast the requests arrive.
-    app = example("serve").Model.bind(program, most=5, wait=PATIENCE)
+    app = example("serve").Model.bind(program, most=8, wait=PATIENCE)
     handle = serve.run(app)
-    values = rows(10)
-    answers = [handle.infer.remote(value) for value in values]
+    values = rows(16)
+    answers = [handle.ask.remote(value.tolist()) for value in values[:7]]
+    wrong = handle.ask.remote([1.0, 2.0])
+    answers += [handle.ask.remote(value.tolist()) for value in values[7:]]
     made = np.stack([answer.result(timeout_s=PATIENCE) for answer in answers])
+    with pytest.raises(ValueError, match=r"expected numbers of shape \(4,\), got \(2,\)"):
+        wrong.result(timeout_s=PATIENCE)
     with torch.no_grad():
         want = model(torch.from_numpy(values)).numpy()
     np.testing.assert_allclose(made, want, rtol=1e-5, atol=1e-6)
-    assert handle.sizes.remote().result(timeout_s=PATIENCE) == {5: 2}
+    assert handle.sizes.remote().result(timeout_s=PATIENCE) == {8: 2}

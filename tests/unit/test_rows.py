@@ -52,6 +52,7 @@ def test_a_batch_takes_the_smallest_gears_that_hold_it(count: int, sizes: list[i
 def test_a_range_takes_batches_as_they_are(tmp_path: pathlib.Path) -> None:
     compiled(graft.Input(min_shape=(2, 3), max_shape=(6, 3))).save(tmp_path / "p.graft")
     rows = graft.Rows(tmp_path / "p.graft")
+    assert rows.inputs == {"x": (3,)}
     assert rows(given(5))["output1"].tolist() == [5] * 5
     assert rows(given(1))["output1"].tolist() == [2]  # filled up to the least
     assert rows(given(8))["output1"].tolist() == [6] * 6 + [2, 2]
@@ -61,6 +62,7 @@ def test_gears_of_other_sizes_are_told_apart() -> None:
     rows = graft.Rows(compiled(graft.Input(gears=[(2, 3), (4, 5)])))
     assert rows(given(3))["output1"].tolist() == [2, 2, 2]
     assert rows({"x": np.ones((3, 5), np.float32)})["output1"].tolist() == [4, 4, 4]
+    assert rows.inputs == {"x": (None,)}
     with pytest.raises(InputMismatch):
         rows({"x": np.ones((3, 7), np.float32)})
 
