@@ -17,6 +17,7 @@ from torchgraft.comm.fit import Entry, difference
 from torchgraft.errors import BadPlan, CannotCapture, NoGroup, WrongGroup
 from torchgraft.inspect.timeline import predict
 from torchgraft.plan import Collective, Plan
+from torchgraft.stream.order import in_turn
 
 X = torch.ones(4)
 
@@ -107,6 +108,18 @@ def test_a_collective_prints_and_parses() -> None:
 def test_a_collective_without_a_group_is_no_step() -> None:
     with pytest.raises(BadPlan, match="names its group"):
         Plan.parse("def plan(b0):\n    b1 = collective('comm:tp', 'sum', b0)\n    return (b1,)")
+
+
+def test_a_plan_that_overlaps_nothing_needs_no_other_stream() -> None:
+    plan = Plan.parse(TEXT)
+    assert in_turn(plan) is None  # the second launch of main runs beside the collective
+    chain = Plan.parse(
+        TEXT.replace("    b3 = launch('main', 'work', b1)\n", "").replace("b3", "b1")
+    )
+    alone = in_turn(chain)
+    assert alone is not None
+    assert alone.streams == ["main"]
+    assert [step.kernel for step in alone.launches] == ["work", "sum", "join"]
 
 
 @pytest.mark.parametrize(("talk", "hidden"), [(1.0, 1.0), (4.0, 0.5), (2.0, 1.0)])
