@@ -264,3 +264,22 @@ def test_nccl_inside_a_captured_graph() -> None:
         assert "not captured" not in notes
     finally:
         dist.destroy_process_group()
+
+
+def test_results_that_nobody_reads_yet_are_bounded(
+    alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gathers of weights, as of a sharded model, do not all start at once."""
+    monkeypatch.setattr("torchgraft.comm.overlap.AHEAD", 64)
+
+    def fn(x: Tensor, *weights: Tensor) -> Tensor:
+        for weight in weights:
+            x = x @ functional.all_reduce(weight, "sum", dist.group.WORLD)
+        return x
+
+    args = tuple(torch.randn(4, 4) for _ in range(5))
+    compiled = graft.compile(fn, args, mode="eager", bucket_bytes=0)
+    torch.testing.assert_close(compiled(*args), fn(*args))
+    kinds = [step.kernel.split(".")[1] for step in compiled.plan.launches]
+    assert kinds == ["all_reduce", "mm"] * 4, kinds
+    assert not compiled.plan.hazards()
