@@ -393,8 +393,12 @@ class Partial(Compiled):
         self, path: str | os.PathLike[str], *, weights: Mapping[str, Tensor] | None = None
     ) -> None:
         """Raise: the branches are Python, and a package holds none."""
+        raise self.why_not_saved()
+
+    def why_not_saved(self) -> NotSavable:
+        """What `save` raises."""
         kept = ", ".join(f"{b.kind} on {b.on} at {b.line}" for b in self._branches)
-        raise NotSavable(
+        return NotSavable(
             f"it has branches that stay in Python ({kept})",
             "Write them with torch.cond or torch.where, or compile what lies between them.",
         )

@@ -24,7 +24,9 @@ before the last one on its track is over, which those that touch might."""
 class Trace:
     """Events in the making. A track is a name within a process, such as a stream of a program."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 1) -> None:
+        """`first`: the number of the first process and track, where others are there already."""
+        self._first = first
         self._events: list[Event] = []
         self._tracks: dict[tuple[str, str], tuple[int, int]] = {}
         self._processes: dict[str, int] = {}
@@ -36,9 +38,9 @@ class Trace:
             if process not in self._processes:
                 # Not 0, and the process's own events on a thread of its number: to Perfetto
                 # thread 0 is the kernel's idle one.
-                pid = self._processes[process] = len(self._processes) + 1
+                pid = self._processes[process] = len(self._processes) + self._first
                 self._meta(pid, pid, "process_name", name=process)
-            where = (self._processes[process], len(self._tracks) + 1)
+            where = (self._processes[process], len(self._tracks) + self._first)
             self._tracks[process, name] = where
             self._meta(*where, "thread_name", name=name)
             self._meta(*where, "thread_sort_index", sort_index=where[1])
@@ -75,7 +77,7 @@ class Trace:
     ) -> None:
         """An arrow from the slice around `start` on one track to the one around `end`."""
         self._flows += 1
-        both = {"name": name, "cat": "wait", "id": self._flows}
+        both = {"name": name, "cat": "wait", "id": self._flows + self._first - 1}
         first = {"ph": "s", "pid": source[0], "tid": source[1], "ts": start * 1e6}
         last = {"ph": "f", "bp": "e", "pid": to[0], "tid": to[1], "ts": end * 1e6}
         self._events += [{**both, **first}, {**both, **last}]

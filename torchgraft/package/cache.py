@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from torchgraft.compile import Compiled, captured_for
 from torchgraft.config import Config
 from torchgraft.errors import BadPackage, BadValue, GraftError, NotSavable, first_line
@@ -21,7 +19,7 @@ from torchgraft.package.fingerprint import Unknowable
 from torchgraft.package.key import Key, differences, digest, key_of
 from torchgraft.package.load import Loaded, opened
 from torchgraft.package.ranks import turn
-from torchgraft.package.save import pack
+from torchgraft.package.save import ahead, weights_of
 
 log = logging.getLogger("torchgraft")
 
@@ -73,7 +71,7 @@ class Cache:
         """What another rank compiled, with the weights of this one."""
         loaded = opened(path)
         loaded.use_states({n: t for c in captures for n, t in c.states.items()})
-        loaded.use_weights(_weights(captures))
+        loaded.use_weights(weights_of(captures))
         loaded.report.notes.append("another rank compiled it: nothing was compiled here")
         return loaded
 
@@ -89,9 +87,7 @@ class Cache:
                 why = f"the entry was no good: {first_line(error)}"
                 log.warning("torchgraft: %s", why)
         try:
-            package = pack(
-                Compiled(name, front_end, captures, config, link=False), _weights(captures)
-            )
+            _, package = ahead(name, front_end, captures, config)
         except NotSavable as error:
             return _uncached(name, front_end, captures, config, f"not cached: {error.why}")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -158,14 +154,6 @@ class Cache:
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _ABANDONED:
                     path.unlink()
-
-
-def _weights(captures: Sequence[Capture]) -> dict[str, Tensor]:
-    return {
-        name: getattr(taken.gm, weight.attribute)
-        for taken in captures
-        for name, weight in taken.weights.items()
-    }
 
 
 def _uncached(

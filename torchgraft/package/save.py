@@ -17,9 +17,11 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from torchgraft import _torch
-from torchgraft.compile import Compiled
+from torchgraft.compile import Compiled, Partial, captured_for
+from torchgraft.config import Config
 from torchgraft.errors import NotSavable
 from torchgraft.fx import meta, returned
+from torchgraft.fx.capture import Capture
 from torchgraft.fx.prepare import Prepare
 from torchgraft.link import Branch
 from torchgraft.package import archive, codec, machine, tensors
@@ -43,6 +45,37 @@ class Package:
     def write(self, path: str | os.PathLike[str]) -> str:
         """Write the file at once: a reader sees all of it or nothing."""
         return archive.write(path, self.head, self.members)
+
+    def content(self) -> bytearray:
+        """The bytes of the file."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.write(path := Path(folder) / "program.graft")
+            return bytearray(path.read_bytes())
+
+
+def packaged(model: Any, inputs: Any, config: Config) -> tuple[Compiled, Package]:
+    """`graft.compile` into a package alone."""
+    taken = captured_for(model, inputs, None, config)
+    if isinstance(taken, Partial):
+        raise taken.why_not_saved()
+    return ahead(*taken, config)
+
+
+def ahead(
+    name: str, front_end: str, captures: Sequence[Capture], config: Config
+) -> tuple[Compiled, Package]:
+    """A program that is compiled as a package alone, not for this process; it cannot be called."""
+    compiled = Compiled(name, front_end, captures, config, link=False)
+    return compiled, pack(compiled, weights_of(captures))
+
+
+def weights_of(captures: Sequence[Capture]) -> dict[str, Tensor]:
+    """The weights as they were captured."""
+    return {
+        name: getattr(taken.gm, weight.attribute)
+        for taken in captures
+        for name, weight in taken.weights.items()
+    }
 
 
 def pack(compiled: Compiled, weights: Mapping[str, Tensor]) -> Package:

@@ -276,10 +276,9 @@ class Call {
     each_tensor(made, [&](const Tensor& tensor) { from.push_back(tensor); });
     size_t i = 0;
     each_tensor(target, [&](const Tensor& to) {
-      TORCH_CHECK(i < from.size() && from[i].sizes() == to.sizes() && from[i].dtype() == to.dtype(),
-                  "its Meta kernel promised ", to.dtype(), " of ", to.sizes(), ", its kernel made ",
-                  i < from.size() ? c10::str(from[i].dtype(), " of ", from[i].sizes()) : "nothing");
-      to.copy_(from[i++]);
+      TORCH_CHECK(i < from.size() && from[i].sizes() == to.sizes(), "its Meta kernel promised a shape of ",
+                  to.sizes(), ", its kernel made ", i < from.size() ? c10::str(from[i].sizes()) : "nothing");
+      to.copy_(from[i++]);  // in the type of a device: the CPU keeps statistics of halves in half
     });
   }
 
@@ -348,10 +347,63 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   Call(op, stack).run();
 }
 
+// A device has statistics in float; the CPU's kernel wants them as its own forward made them.
+void layer_norm_backward(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  constexpr size_t kInput = 1, kMean = 3, kRstd = 4, kWeight = 5;
+  const size_t count = op.schema().arguments().size();
+  const auto at = [&](size_t i) -> IValue& { return torch::jit::peek(*stack, i, count); };
+  const auto type = at(kInput).toTensor().scalar_type();
+  const auto weight = at(kWeight).toOptional<Tensor>();
+  if (!weight || !weight->defined() || weight->scalar_type() == type)
+    for (size_t i : {kMean, kRstd}) at(i) = at(i).toTensor().to(type);
+  fallback(op, keys, stack);
+}
+
+void no_sparse(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(), ": the simulated npu has no sparse tensors. "
+                              "Use a dense one (.to_dense()), or compute this on the CPU (.cpu()).");
+}
+
+void no_nested(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(), ": the simulated npu has no nested tensors of this "
+                              "layout. Use layout=torch.jagged, or compute this on the CPU (.cpu()).");
+}
+
+void no_quantized(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(), ": the simulated npu has no quantized tensors. "
+                              "Use torch.fake_quantize_per_tensor_affine, or compute this on the CPU (.cpu()).");
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+// Torch would put these together from others, which round at every step.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  m.impl("native_layer_norm_backward", torch::CppFunction::makeFromBoxedFunction<&layer_norm_backward>());
+  m.impl("native_group_norm", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  for (const char* name : {"quantize_per_tensor", "quantize_per_tensor.tensor_qparams",
+                           "quantize_per_tensor_dynamic", "quantize_per_channel"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&no_quantized>());
+}
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_sparse>());
+}
+
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_sparse>());
+}
+
+TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_nested>());
+}
+
+TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_quantized>());
 }
 
 }  // namespace graft::npu

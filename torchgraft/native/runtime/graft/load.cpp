@@ -391,7 +391,9 @@ bool same(const c10::IValue& one, const c10::IValue& two) {
 
 std::vector<at::Tensor> Program::forward(const std::vector<at::Tensor>& inputs) const {
   std::vector<at::Tensor> made;
-  for (c10::IValue& value : body_->run(inputs)) {
+  Values outputs = body_->run(inputs);
+  made.reserve(outputs.size());
+  for (c10::IValue& value : outputs) {
     if (value.isTensor())
       made.push_back(std::move(value).toTensor());
     else if (value.isNone())
