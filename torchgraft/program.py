@@ -31,6 +31,7 @@ from torchgraft.passes.history import Change, History
 from torchgraft.plan import Plan
 from torchgraft.report import Conversion, Placed, Report, remember
 from torchgraft.run import cuda, host, streams
+from torchgraft.stream.order import in_turn
 
 if TYPE_CHECKING:
     from torchgraft.inspect.profile import Profile
@@ -222,6 +223,8 @@ def execute(
     adversary: int | None = None,
 ) -> _torch.Flat:
     """A function that runs a plan that was proved, its collectives bound."""
+    if plan.collectives and device == "cpu" and adversary is None:
+        plan = in_turn(plan) or plan
     if len(plan.streams) == 1:
         return host.link(plan, kernels, constants)
     if device == "cpu" or not hasattr(torch.get_device_module(device), "Stream"):

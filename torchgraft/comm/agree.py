@@ -54,14 +54,19 @@ class Guard:
 
     def enter(self) -> None:
         """Agree, the first time; `RanksDiffer` or `CollectiveFailed` on every rank otherwise."""
-        if self._agreed:
+        if self._has_agreed():
             return
         with self._lock:
-            if not self._agreed:
+            if not self._has_agreed():
                 self._meet()
                 for name, talk in self._talks.items():
                     talk.agree(name, _entries(self._plan, name), self._frame)
                 self._agreed = True
+
+    def _has_agreed(self) -> bool:
+        """Whether the ranks have, in the groups that there are now."""
+        alive = groups.is_group_alive
+        return self._agreed and all(alive(talk.group) for talk in self._talks.values())
 
     def refuse(self, error: Exception) -> None:
         """Tell the other ranks that the plan is not run here, and why."""
@@ -72,13 +77,13 @@ class Guard:
 
     def _meet(self) -> None:
         """Open a conversation in each group of the plan."""
-        groups: dict[str, tuple[Any, Collective, int]] = {}
+        firsts: dict[str, tuple[Any, Collective, int]] = {}
         for number, step in enumerate(self._plan.steps):
-            if isinstance(step, Collective) and step.group not in groups:
-                groups[step.group] = (find(step.group, said(step), step.line), step, number)
-        self._talks = {name: _Talk(*held) for name, held in groups.items()}
+            if isinstance(step, Collective) and step.group not in firsts:
+                firsts[step.group] = (find(step.group, said(step), step.line), step, number)
+        self._talks = {name: _Talk(*first) for name, first in firsts.items()}
 
-    def same_sizes(self, number: int, group: Any, args: Sequence[Any]) -> None:
+    def same_sizes(self, number: int, args: Sequence[Any]) -> None:
         """Compare the sizes of a collective that were not known before it runs."""
         step = self._plan.steps[number]
         assert isinstance(step, Collective)
@@ -113,7 +118,7 @@ class _Talk:
     """The conversation of one plan's ranks in one group."""
 
     def __init__(self, group: Any, step: Collective, number: int) -> None:
-        self._group, self._step, self._number = group, step, number
+        self.group, self._step, self._number = group, step, number
         self.rank, self.size = group.rank(), group.size()
         self._timeout = groups.group_timeout(group).total_seconds()
         self._store = groups.group_store(group)
@@ -128,12 +133,10 @@ class _Talk:
     def refuse(self, error: Exception) -> None:
         """Tell the others that this rank will not run its plan."""
         self._open()
-        why = f"rank {self.rank} refused its plan: {first_line(error)}"
-        head = json.dumps({"refused": why})
-        self._store.set(f"{self._name}/head/{self.rank}", head)
+        refusal = _refusal(self.rank, error)
+        self._store.set(f"{self._name}/head/{self.rank}", refusal)
         if self.rank == 0:
-            verdict = json.dumps({"missing": [], "refused": [0, why], "differ": None})
-            self._store.set(f"{self._name}/verdict", verdict)
+            self._store.set(f"{self._name}/verdict", refusal)
 
     def _open(self) -> None:
         """Begin a conversation. Counted in the store: the n-th of the group for each rank."""
@@ -157,7 +160,11 @@ class _Talk:
         self._store.set(f"{self._name}/steps/{self.rank}", text)
         self._store.set(f"{self._name}/head/{self.rank}", json.dumps(head))
         if self.rank == 0:
-            self._store.set(f"{self._name}/verdict", json.dumps(self._verdict(entries)))
+            try:
+                self._store.set(f"{self._name}/verdict", json.dumps(self._verdict(entries)))
+            except Exception as error:  # our own mistake must not leave the others waiting
+                self._store.set(f"{self._name}/verdict", _refusal(0, error))
+                raise
         missing = self._await([f"{self._name}/verdict"], self._timeout + _GRACE)
         if missing:
             raise self._fail([0], f"rank 0 did not compare plans within {self._timeout:.0f} s")
@@ -178,9 +185,9 @@ class _Talk:
         if missing := self._await(keys, self._timeout):
             return {**found, "missing": [keys.index(key) for key in missing]}
         heads = [self._read(key) for key in keys]
-        for rank, head in enumerate(heads):
+        for head in heads:
             if "refused" in head:
-                return {**found, "refused": [rank, head["refused"]]}
+                return {**found, "refused": head["refused"]}
         if len({head["hash"] for head in heads}) > 1 or fit.is_one_sided(entries):
             said = [self._read(f"{self._name}/steps/{rank}") for rank in range(self.size)]
             ranks = [[fit.Entry.of(one) for one in entries] for entries in said]
@@ -232,6 +239,11 @@ class _Talk:
 
     def _read(self, key: str) -> Any:
         return json.loads(self._store.get(key))
+
+
+def _refusal(rank: int, error: Exception) -> str:
+    why = f"rank {rank} refused its plan: {first_line(error)}"
+    return json.dumps({"missing": [], "refused": [rank, why], "differ": None})
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -64,7 +64,7 @@ class Call:
         if self._group is None or not groups.is_group_alive(self._group):
             self._group = self._found(args)
         if step.nbytes is None:
-            self._guard.same_sizes(self._number, self._group, args)
+            self._guard.same_sizes(self._number, args)
         try:
             result = self._op(*args[:-1], groups.group_name(self._group), **kwargs)
             return _waited(result)
