@@ -47,6 +47,8 @@ class Rows:
     ) -> None:
         self.program = program if isinstance(program, Compiled) else load(program, device)
         self._gears = [source.signature for source in self.program.captures]
+        if not self._gears:
+            raise BadValue("program", self.program, "one that is compiled as a whole")
         for signature in self._gears:
             _check(self.program.name, signature)
 
@@ -70,7 +72,7 @@ class Rows:
         for _, spec in tensors(self._gears[0].specs):
             if spec.name not in batch:
                 raise UnknownName("column", spec.name, batch, f"input of {self.program.name}")
-            given[spec.name] = np.asarray(batch[spec.name])
+            given[spec.name] = np.atleast_1d(batch[spec.name])
         counts = {name: len(column) for name, column in given.items()}
         rows = max(counts.values())
         if min(counts.values()) != rows:

@@ -21,6 +21,13 @@ class Sizes(nn.Module):
         return x * 2, torch.full((x.shape[0],), x.shape[0])
 
 
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if bool(x.sum() > 0):
+            return x
+        return -x
+
+
 def compiled(*inputs: graft.Input, model: Any = None) -> graft.Compiled:
     return graft.compile(model or Sizes(), inputs, mode="eager")
 
@@ -93,6 +100,16 @@ def test_what_does_not_fit_is_named() -> None:
 def test_programs_without_rows_are_refused() -> None:
     with pytest.raises(BadValue, match="the same rows in dim 0"):
         graft.Rows(compiled(graft.Input((2, 3)), graft.Input((3, 3)), model=torch.mm))
+    branching = torch.jit.script(Branching())
+    with pytest.raises(BadValue, match="compiled as a whole"):
+        graft.Rows(compiled(graft.Input((2, 3)), model=branching))
     total = graft.Rows(compiled(graft.Input((2, 3)), model=nn.Flatten(0)))
     with pytest.raises(BadValue, match="a tensor of 2 rows"):
         total({"input": np.ones((2, 3))})
+
+
+@pytest.mark.cuda
+def test_batches_go_to_the_device_and_back() -> None:
+    rows = graft.Rows(compiled(graft.Input(gears=[(1, 3), (4, 3)], device="cuda")))
+    made = rows(given(7))
+    np.testing.assert_array_equal(made["output0"], 2 * given(7)["x"])
