@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+import torchgraft.comm.peer  # noqa: F401 (declares what a plan may launch)
 from torchgraft import _torch
 from torchgraft._torch import groups
 from torchgraft.comm.agree import Frame, Guard, said
