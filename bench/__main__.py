@@ -22,6 +22,7 @@ from bench import (
     prototypes,
     report,
     rewrites,
+    scale,
 )
 from bench.models import MODELS
 
@@ -236,6 +237,25 @@ def plan_command(path: str | None) -> None:
     rows = [plan.measure(count, streams) for count in plan.SIZES for streams in (1, 4, 16)]
     report.show_plans(rows)
     report.write(path, report.machine(), rows)
+
+
+@main.command("scale")
+@click.option("--ranks", "counts", default="2,4", show_default=True, help="gloo ranks to start.")
+@click.option("--mode", default="eager", type=click.Choice(["default", "eager"]))
+@click.option("--paper", is_flag=True, help="Only what the model says about 8 to 1,024 GPUs.")
+@json_option
+def scaling(counts: str, mode: str, paper: bool, path: str | None) -> None:
+    """graft.simulate against gloo ranks here, and on paper."""
+    if paper:
+        for name, case in scale.CASES.items():
+            click.echo(f"{name}\n\n{scale.table(scale.rows(case))}\n")
+        click.echo(scale.variants())
+        return
+    about = report.machine()
+    report.show_machine(about)
+    found = [scale.measure(int(count), scale.Size(mode=mode)) for count in counts.split(",")]
+    report.show_scale(found)
+    report.write(path, about, found)
 
 
 @main.command("native")
