@@ -381,7 +381,7 @@ def is_composite(target: Any) -> bool:
     """Whether an operator is made of others before autograd sees it (`linear`, `matmul`, …)."""
     try:
         return is_op(target) and target._can_decompose()
-    except RuntimeError:  # one of TorchScript's own (`sub.int`), which no dispatcher knows
+    except RuntimeError:  # one of TorchScript's own (`sub.int`), or one whose library is gone
         return False
 
 
