@@ -12,10 +12,13 @@
 #include <torch/csrc/jit/serialization/import.h>
 
 #include "graft/engine.h"
+#include "graft/folder.h"
 #include "torch_aie.h"
 
 namespace torch_aie {
 namespace {
+
+using torchgraft::Folder;
 
 using nlohmann::json;
 
@@ -185,18 +188,6 @@ json described(const torchscript::CompileSpec& spec) {
           {"torch_executed_ops", spec.torchExecutedOps},
           {"torch_executed_modules", spec.torchExecutedModules}};
 }
-
-struct Folder {
-  Folder() {
-    path = (std::filesystem::temp_directory_path() / "torchgraft-XXXXXX").string();
-    if (!mkdtemp(path.data())) throw std::runtime_error("no folder can be made at " + path);
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-  std::string path;
-};
 
 // Compiles, and leaves `module.pt` and `program.graft` in the folder.
 void compile_in(

@@ -9,6 +9,7 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "graft/folder.h"
 #include "graft/link.h"
 #include "graft/machine.h"
 #include "graft/signature.h"
@@ -129,20 +130,6 @@ struct Gear {
       views.push_back(view);
     }
   }
-};
-
-// The folder that libraries are unpacked to; it goes with the program.
-struct Folder {
-  Folder() {
-    const char* base = getenv("TMPDIR");
-    path = std::string(base ? base : "/tmp") + "/torchgraft-XXXXXX";
-    if (!mkdtemp(path.data())) throw Error("no folder can be made in " + path + "; set TMPDIR");
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-  std::string path;
 };
 
 // Gradients, autocast and inference mode of the caller do not reach the program.
@@ -299,7 +286,7 @@ struct Program::Body {
 
   std::shared_ptr<Archive> archive;
   Place place;
-  Folder folder;
+  Folder folder;  // that libraries are unpacked to; it goes with the program
   std::string name;
   std::vector<Weight> weights;
   std::map<std::string, at::Tensor> stored;
