@@ -317,6 +317,13 @@ def is_op(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload)
 
 
+def is_fallback(target: Any) -> bool:
+    """Whether Inductor calls ATen's kernel for an operator and writes none (2.11 to 2.13)."""
+    from torch._inductor import lowering
+
+    return target in lowering.fallbacks
+
+
 def is_composite(target: Any) -> bool:
     """Whether an operator is made of others before autograd sees it (`linear`, `matmul`, …)."""
     try:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchgraft.passes.registry import Registry
 
 DUMP_FORMATS = ("txt", "py", "json", "dot", "svg", "pbtxt", "onnx")
+STREAMS = ("auto", "off")
 VERIFY = ("off", "each", "end", "pin")
 MODES = ("eager", "default", "reduce-overhead", "max-autotune")
 PRECISIONS = {
@@ -83,6 +84,10 @@ class Config:
     )
     """Functions that take the place of operators while a program is traced, over torch's own."""
 
+    streams: str | None = None
+    """`auto`: independent branches go to streams of their own where a cost model says that it pays
+    (docs/streams.md). `off`: only the streams that the program names. None: `auto` in the modes
+    `reduce-overhead` and `max-autotune`, `off` in the others."""
     stream_memory: float = 1.1
     """How much more memory a plan over several streams may keep alive than the same plan on one:
     beyond it, streams wait for each other. `float("inf")`: never wait for memory."""
@@ -137,6 +142,8 @@ class Config:
         object.__setattr__(self, "decompositions", MappingProxyType(dict(self.decompositions)))
         if self.verify not in VERIFY:
             raise UnknownName("check", self.verify, VERIFY, where="Config.verify")
+        if self.streams is not None and self.streams not in STREAMS:
+            raise UnknownName("choice", self.streams, STREAMS, where="Config.streams")
         if self.adversary is not None and type(self.adversary) is not int:
             raise BadValue("Config.adversary", self.adversary, "a whole number or None")
         more = self.stream_memory

@@ -181,7 +181,7 @@ class Linker:
         dialect.canonicalise(gm)
         report = Report(target, self.role.front_end, self.config.mode, self.report.device)
         role = dataclasses.replace(self.role, static=frozenset())
-        program = self._assemble(gm, self.config, role, report)
+        program = self._assemble(gm, self.config.replace(streams="off"), role, report)
         for node in report.nodes:
             name, region = f"{target}/{node.node}", f"{target}/{node.region}"
             self.report.nodes.append(dataclasses.replace(node, node=name, region=region))

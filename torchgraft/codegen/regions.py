@@ -155,7 +155,8 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
 
     A node's level counts the changes of side on the way to it, and the orders (`meta["after"]`);
     nodes of one level and one side make one region, if it is the generated one. So an opaque call
-    or another stream splits only what really lies before it from what really lies after it.
+    or another stream splits only what really lies before it from what really lies after it. Where
+    the graph was placed piece by piece (`codegen/spread.py`), each piece starts on a new level.
     """
     places: dict[Node, Place] = {}
     levels: dict[Node, int] = {}
@@ -163,6 +164,7 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
     written: list[Node] = []
     floor: tuple[int, Side | None] = (0, None)  # the last barrier
     top, drawn = 0, 0
+    piece, base = None, 0
     for node in gm.graph.nodes:
         if node.op != "call_function":
             continue
@@ -171,7 +173,9 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
             written.append(node)
             continue
         side = sides[node] = (here.runs == GENERATED, stream_of(node))
-        level = floor[0] + (floor[1] is not None and side != floor[1])
+        if node.meta.get("piece") != piece:
+            piece, base = node.meta.get("piece"), top + 1
+        level = max(base, floor[0] + (floor[1] is not None and side != floor[1]))
         for used in node.all_input_nodes:
             if used in levels:
                 level = max(level, levels[used] + (side != sides[used]))

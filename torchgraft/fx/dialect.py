@@ -214,8 +214,15 @@ def _drop_unused(gm: GraphModule) -> None:
 
 
 def is_random(node: Node) -> bool:
-    """Whether a call draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    """Whether a call draws random numbers; attention without dropout does not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    schema = node.target._schema  # type: ignore[union-attr]
+    for number, argument in enumerate(schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.kwargs.get(argument.name, argument.default_value)
+            return bool(node.args[number] if number < len(node.args) else given)
+    return True
 
 
 def is_pure(node: Node) -> bool:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchgraft.errors import NoProgram
-from torchgraft.inspect.cost import NOMINAL, costs
+from torchgraft.fx.cost import NOMINAL
+from torchgraft.inspect.cost import costs
 from torchgraft.inspect.graph import Row, row
 from torchgraft.inspect.profile import Profile, buffer_sizes
 from torchgraft.inspect.timeline import Timeline, predict
