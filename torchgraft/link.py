@@ -267,12 +267,14 @@ class Linker:
         if (own := self._number(node)) != base:
             self.shared.append((own, base))
 
-    def generate(self, inner: GraphModule, inputs: Sequence[Node]) -> _torch.Flat:
+    def generate(
+        self, inner: GraphModule, inputs: Sequence[Node], config: Config | None = None
+    ) -> _torch.Flat:
         """Code for a region that was extracted."""
         return inductor.generate(
             inner,
             [n.meta["val"] for n in inputs],
-            self.config,
+            config or self.config,
             is_inference=self.role.is_inference,
             is_backward=self.role.is_backward,
             own=self._own,

@@ -13,7 +13,7 @@ import operator
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -47,6 +47,7 @@ class Capture:
     weights: dict[str, Weight]  # the frozen ones, by name in the state dict
     constants: dict[str, Any]  # what else the graph's get_attr nodes name
     saved: frozenset[str]  # every name in the state dict (non-persistent buffers have none)
+    choice: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of max-autotune
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,6 +93,7 @@ def data(report: Report) -> dict[str, Any]:
         **steps,
         "placed": [dataclasses.asdict(node) for node in report.nodes],
         "streams": _streams(program),
+        "trials": [dataclasses.asdict(one) for one in report.trials],
         "conversions": [dataclasses.asdict(one) for one in report.conversions],
         "plan": _plan(program, program.profile),
     }
