@@ -11,6 +11,7 @@ import functools
 import inspect
 import itertools
 import logging
+import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
@@ -494,6 +495,7 @@ def inductor_compile(
     is_inference: bool,
     is_backward: bool,
     own: Callable[[Any], Any] = lambda constant: constant,
+    onednn: bool = False,
 ) -> Flat:
     """Generate code for a graph decomposed as Inductor wants it; `gm` is changed.
 
@@ -514,7 +516,7 @@ def inductor_compile(
             gm = joint_passes(gm, inputs)
         extra: dict[str, Any] = {}
         if frozen:
-            gm, extra = freeze(gm, inputs)
+            gm, extra = freeze(gm, inputs, onednn)
             for node in gm.graph.find_nodes(op="get_attr"):
                 setattr(gm, node.target, own(getattr(gm, node.target)))
         output = next(iter(reversed(gm.graph.nodes)))
@@ -560,20 +562,36 @@ def joint_passes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
         return run(gm)
 
 
-def freeze(gm: GraphModule, inputs: Sequence[Any]) -> tuple[GraphModule, dict[str, Any]]:
-    """Inductor's freezing: packed and folded weights, channels-last convolutions where they pay."""
+def freeze(
+    gm: GraphModule, inputs: Sequence[Any], onednn: bool = False
+) -> tuple[GraphModule, dict[str, Any]]:
+    """Inductor's freezing: packed and folded weights, channels-last convolutions where they pay.
+
+    With `onednn` that library packs the linears, as it does ahead of time, and not MKL.
+    """
     from torch._guards import tracing
     from torch._inductor import freezing
     from torch._inductor.compile_fx import fake_tensor_prop
     from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
 
     layout = GraphLowering.decide_layout_opt(gm, is_inference=True)
-    with tracing(None):
+    with tracing(None), V.set_aot_compilation(onednn):
         if layout:
             fake_tensor_prop(gm, inputs, True)
             freezing.convert_conv_weights_to_channels_last(gm)
         gm, _ = freezing.freeze(gm, gm, list(inputs))
     return gm, {"layout_opt": layout}
+
+
+@functools.cache
+def is_intel() -> bool:
+    """Whether the processor is one that MKL is written for."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return "GenuineIntel" in file.read()
+    except OSError:
+        return "GenuineIntel" in platform.processor()
 
 
 def _device(gm: GraphModule, inputs: Sequence[Any]) -> torch.device:

@@ -7,12 +7,15 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft.config import Config
+from torchgraft.fx.cost import flops_of
 from torchgraft.fx.decompose import decompose
+from torchgraft.fx.dialect import is_view
 
 log = logging.getLogger("torchgraft")
 
@@ -28,20 +31,68 @@ def generate(
 ) -> _torch.Flat:
     """Code for one region. `gm` is the generator's to change; constants it keeps go through
     `own`, which copies those that belong to the caller."""
-    options = options_for(inputs, config)
+    options = options_for(gm, inputs, config)
+    onednn = _by_onednn(_products(gm))
     gm = decompose(gm, inputs, _torch.inductor_decompositions())
     return _torch.inductor_compile(
-        gm, inputs, options=options, is_inference=is_inference, is_backward=is_backward, own=own
+        gm,
+        inputs,
+        options=options,
+        is_inference=is_inference,
+        is_backward=is_backward,
+        own=own,
+        onednn=onednn,
     )
 
 
-def options_for(inputs: Sequence[Any], config: Config) -> dict[str, Any]:
+def options_for(gm: GraphModule, inputs: Sequence[Any], config: Config) -> dict[str, Any]:
     """Inductor's options for a region with these inputs."""
     options = _torch.mode_options(_MODES.get(config.mode, config.mode))
+    if config.mode != "max-autotune" and _by_generator(_products(gm)):
+        options |= _MICRO
     mode, symbols = _torch.fake_mode_of(inputs), {s for v in inputs for s in _torch.symbols_of(v)}
     if any(_torch.symbol_range(mode, symbol)[0] < 2 for symbol in symbols):
         options["layout_optimization"] = False  # guessing channels-last assumes that sizes exceed 1
     return options | dict(config.inductor)
+
+
+FEW_ROWS, FEW_FLOPS = 6, 2e5
+"""Up to so many rows, or operations, the generator's own product with constant weights beats those
+of libraries, by 2 as measured (docs/performance.md); from 8 rows on it is slower."""
+MANY_FLOPS = 8e6
+"""From so many operations a product on, oneDNN beats MKL on a processor that is not Intel's; below,
+a call of it costs 15 us more."""
+_MICRO = {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}  # the only choice: no timing
+_PRODUCTS = {torch.ops.aten.addmm.default: 1, torch.ops.aten.mm.default: 0}  # where the rows are
+
+
+def _products(gm: GraphModule) -> list[tuple[int, int]]:
+    """Rows and operations of each product with constant weights on CPU."""
+    found = []
+    for node in gm.graph.nodes:
+        if node.target in _PRODUCTS:
+            data, weight = node.args[_PRODUCTS[node.target] :][:2]
+            rows = data.meta["val"]
+            if rows.device.type == "cpu" and isinstance(rows.shape[0], int) and _is_held(weight):
+                found.append((rows.shape[0], flops_of(node)))
+    return found
+
+
+def _is_held(node: Node) -> bool:
+    while node.op == "call_function" and is_view(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node.op == "get_attr"
+
+
+def _by_generator(products: Sequence[tuple[int, int]]) -> bool:
+    """Whether most of the work in a region's products is faster in generated code."""
+    small = sum(f for rows, f in products if rows <= FEW_ROWS or f <= FEW_FLOPS)
+    return 2 * small > sum(f for _, f in products)
+
+
+def _by_onednn(products: Sequence[tuple[int, int]]) -> bool:
+    work = sum(f for _, f in products)
+    return not _torch.is_intel() and work >= MANY_FLOPS * max(1, len(products))
 
 
 _MODES = {"max-autotune": "max-autotune-no-cudagraphs"}

@@ -1,0 +1,84 @@
+"""Who computes a product on CPU: the generator where there are few rows, else a library."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import torchgraft as graft
+from torchgraft import _torch
+from torchgraft.codegen import inductor, regions
+from torchgraft.config import Config
+
+
+def region(model: nn.Module, x: torch.Tensor, **fields: object) -> torch.fx.GraphModule:
+    """The model's only region, as the generator gets it."""
+    compiled = graft.compile(model, (x,), mode="eager", **fields)
+    gm = compiled.graph.gm
+    calls = [node for node in gm.graph.nodes if node.op == "call_function"]
+    return regions.extract(gm, regions.Unit("", regions.Place("generated"), calls))[0]
+
+
+def is_micro(gm: torch.fx.GraphModule, mode: str = "default") -> bool:
+    values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    options = inductor.options_for(gm, values, Config(mode=mode))
+    return options.get("max_autotune_gemm_backends") == "CPP"
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "expected"), [(1, 256, True), (6, 512, True), (8, 256, False), (16, 64, True)]
+)
+def test_few_rows_are_the_generators(rows: int, width: int, expected: bool) -> None:
+    assert is_micro(region(nn.Linear(width, width), torch.randn(rows, width))) is expected
+
+
+def test_a_region_goes_with_most_of_its_work() -> None:
+    class Both(nn.Module):
+        def __init__(self, small: int) -> None:
+            super().__init__()
+            self.one = nn.Linear(64, small)
+            self.two = nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.one(x[:1]), self.two(x)
+
+    x = torch.randn(64, 64)
+    assert not is_micro(region(Both(64), x))
+    assert is_micro(region(Both(64 * 128), x))
+
+
+def test_weights_that_change_and_tuning_are_left_to_the_generator() -> None:
+    x = torch.randn(1, 64)
+    assert not is_micro(region(nn.Linear(64, 64), x, freeze=False))
+    assert not is_micro(region(nn.Linear(64, 64), x), mode="max-autotune")
+
+
+@pytest.mark.parametrize(
+    ("intel", "rows", "expected"), [(False, 64, True), (False, 8, False), (True, 64, False)]
+)
+def test_large_products_are_onednns_where_mkl_is_not_at_home(
+    monkeypatch: pytest.MonkeyPatch, intel: bool, rows: int, expected: bool
+) -> None:
+    monkeypatch.setattr(_torch, "is_intel", lambda: intel)
+    given: list[bool] = []
+    plain = _torch.freeze
+
+    def freeze(gm: object, inputs: object, onednn: bool = False) -> object:
+        given.append(onednn)
+        return plain(gm, inputs, onednn)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_torch, "freeze", freeze)
+    model, x = nn.Linear(256, 256).eval(), torch.randn(rows, 256)
+    compiled = graft.compile(model, (x,))
+    assert given == [expected]
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_generated_products_are_right() -> None:
+    model = nn.Sequential(nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 5)).eval()
+    x = torch.randn(3, 48)
+    compiled = graft.compile(model, (x,))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
