@@ -138,7 +138,8 @@ class Compiled:
         count = len(gm.graph.find_nodes(op="placeholder"))
         static = frozenset(range(count - len(source.states), count))
         config = self.config.replace(**source.choice)
-        program = build(gm, config, Role(self.front_end, static=static), self.name, linker)
+        role = Role(self.front_end, static=static, checked=True)
+        program = build(gm, config, role, self.name, linker)
         if linker is Linker:
             source.gm, source.choice = program.gm, {**source.choice, **program.choice}
         if source.weights:

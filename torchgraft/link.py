@@ -44,6 +44,7 @@ class Role:
     is_inference: bool = True
     is_backward: bool = False
     static: frozenset[int] = frozenset()  # inputs that keep their address between calls
+    checked: bool = False  # whoever calls it has compared its inputs with what was declared
 
 
 Assemble = Callable[[GraphModule, Config, Role, Report], Any]
@@ -180,7 +181,7 @@ class Linker:
                 node.meta["val"] = meta.compute(gm, node)
         dialect.canonicalise(gm)
         report = Report(target, self.role.front_end, self.config.mode, self.report.device)
-        role = dataclasses.replace(self.role, static=frozenset())
+        role = dataclasses.replace(self.role, static=frozenset(), checked=False)
         program = self._assemble(gm, self.config.replace(streams="off"), role, report)
         for node in report.nodes:
             name, region = f"{target}/{node.node}", f"{target}/{node.region}"
@@ -278,6 +279,7 @@ class Linker:
             is_inference=self.role.is_inference,
             is_backward=self.role.is_backward,
             own=self._own,
+            checked=self.role.checked and all(node.op == "placeholder" for node in inputs),
         )
 
     def _calls(self, unit: Unit, place: Place) -> None:

@@ -82,3 +82,41 @@ def test_generated_products_are_right() -> None:
     compiled = graft.compile(model, (x,))
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("front", "asks"), [("compile", False), ("backend", True)])
+def test_code_asks_for_sizes_only_where_nobody_has(
+    monkeypatch: pytest.MonkeyPatch, front: str, asks: bool
+) -> None:
+    given: list[dict[str, object]] = []
+    plain = _torch.inductor_compile
+
+    def spy(*args: object, options: dict[str, object], **kwargs: object) -> object:
+        given.append(dict(options))
+        return plain(*args, options=options, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_torch, "inductor_compile", spy)
+    x = torch.randn(3, 4)
+    if front == "compile":
+        run = graft.compile(torch.sin, (x,))
+        with pytest.raises(graft.errors.InputMismatch):
+            run(torch.randn(4, 3))  # the call has checked
+        torch.testing.assert_close(run(torch.randn(4, 3).T * 0 + x), x.sin())
+    else:
+        run = torch.compile(torch.sin, backend="torchgraft")
+    torch.testing.assert_close(run(x), x.sin())
+    assert [options.get("size_asserts", True) for options in given] == [asks]
+
+
+def test_code_still_asks_behind_a_kernel_of_somebody_elses() -> None:
+    @torch.library.custom_op("products::turned", mutates_args=())
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return x.T.clone(memory_format=torch.contiguous_format).T  # not as foretold
+
+    @turned.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    compiled = graft.compile(lambda x: turned(x).relu() + 1, (torch.randn(3, 4),))
+    with pytest.raises(AssertionError, match="stride"):
+        compiled(torch.randn(3, 4))

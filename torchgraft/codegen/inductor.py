@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft.config import Config
-from torchgraft.fx.cost import flops_of
+from torchgraft.fx.cost import flops_of, has_formula
 from torchgraft.fx.decompose import decompose
 from torchgraft.fx.dialect import is_view
 
@@ -28,10 +28,14 @@ def generate(
     is_inference: bool,
     is_backward: bool,
     own: Callable[[Any], Any],
+    checked: bool = False,
 ) -> _torch.Flat:
     """Code for one region. `gm` is the generator's to change; constants it keeps go through
-    `own`, which copies those that belong to the caller."""
+    `own`, which copies those that belong to the caller. Where the caller has `checked` sizes and
+    strides of all inputs, the code need not do so again."""
     options = options_for(gm, inputs, config)
+    if checked and all(map(_lays_out, gm.graph.nodes)):
+        options = _UNASKED | options
     onednn = _by_onednn(_products(gm))
     gm = decompose(gm, inputs, _torch.inductor_decompositions())
     return _torch.inductor_compile(
@@ -54,6 +58,21 @@ def options_for(gm: GraphModule, inputs: Sequence[Any], config: Config) -> dict[
     if any(_torch.symbol_range(mode, symbol)[0] < 2 for symbol in symbols):
         options["layout_optimization"] = False  # guessing channels-last assumes that sizes exceed 1
     return options | dict(config.inductor)
+
+
+_UNASKED = {"size_asserts": False, "alignment_asserts": False}
+_LAID_OUT = {torch.ops.aten.bmm.default, torch.ops.aten.addmm.default, torch.ops.aten.mm.default}
+
+
+def _lays_out(node: Node) -> bool:
+    """Whether generated code itself decides on the memory of a call's result on CPU: a kernel of
+    somebody else's may give other strides than were foretold."""
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and value.device.type != "cpu":
+        return False
+    if node.op != "call_function" or node.target in _LAID_OUT:
+        return True
+    return not has_formula(node.target) and not _torch.is_fallback(node.target)
 
 
 FEW_ROWS, FEW_FLOPS = 6, 2e5
