@@ -87,14 +87,14 @@ class Rate:
     calls_per_s: float
 
 
-def rate(threads: int, seconds: float = 2.0) -> Rate:
+def rate(threads: int, seconds: float = 2.0, mode: str = "default") -> Rate:
     """Each thread calls one small compiled program for some seconds; every answer is checked."""
     import torchgraft as graft
 
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval()
     x = torch.randn(1, 64)
-    compiled = graft.compile(model, (x,))
+    compiled = graft.compile(model, (x,), mode=mode)
     want = compiled(x).clone()
     counts, wrong = [0] * threads, list[str]()
     ready, end = threading.Barrier(threads + 1), threading.Event()
@@ -127,10 +127,11 @@ def rate(threads: int, seconds: float = 2.0) -> Rate:
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """Resident memory of the process after so many calls."""
+    """Resident memory of the process after so many calls, and what Python's collector tracks."""
 
     calls: int
     mib: float
+    objects: int
 
 
 def resident() -> float:
@@ -156,7 +157,7 @@ def hold(calls: int, points: int = 10, mode: str = "default") -> list[Held]:
                 compiled(inputs[done % 8])
                 done += 1
             gc.collect()
-            found.append(Held(done, resident()))
+            found.append(Held(done, resident(), len(gc.get_objects())))
     return found
 
 
