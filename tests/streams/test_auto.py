@@ -195,6 +195,21 @@ def test_random_numbers_and_effects_keep_one_stream(gpu: None) -> None:
     assert compiled.plan.streams == ["main"]
 
 
+def test_attention_without_dropout_draws_nothing(gpu: None) -> None:
+    def fn(q: Tensor, k: Tensor) -> Tensor:
+        one, two = (F.scaled_dot_product_attention(x, k, k) for x in (q, q + 1))
+        return one + two
+
+    q, k = torch.randn(2, 1, 2, 8, 16)
+    compiled = graft.compile(fn, (q, k), mode="eager", streams="auto", adversary=1)
+    assert len(compiled.plan.streams) == 2
+    torch.testing.assert_close(compiled(q, k), fn(q, k))
+    dropout = graft.compile(
+        lambda q, k: F.scaled_dot_product_attention(q, k, k, dropout_p=0.5), (q, k), mode="eager"
+    )
+    assert not torch.equal(dropout(q, k), dropout(q, k))
+
+
 def test_written_inputs_are_written_last(gpu: None) -> None:
     class Cache(nn.Module):
         def __init__(self) -> None:

@@ -194,7 +194,11 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
 
 def _is_barrier(node: Node) -> bool:
     """Whether the order of a call against all others must be kept."""
-    return not is_random(node) and node.target is not aten.copy_.default and node.is_impure()
+    return (
+        not is_random(node)
+        and node.target is not aten.copy_.default
+        and node.is_impure(impure_random=False)
+    )
 
 
 def _place_writes(written: list[Node], places: dict[Node, Place], levels: dict[Node, int]) -> None:

@@ -96,7 +96,9 @@ def _fixed(gm: GraphModule, is_generated: Callable[[Node], bool], machine: Machi
             continue
         if stream_of(node) != MAIN or node.meta.get("after"):
             return "those of the program"
-        if node.target is not aten.copy_.default and (is_random(node) or node.is_impure()):
+        if node.target is not aten.copy_.default and (
+            is_random(node) or node.is_impure(impure_random=False)
+        ):
             return f"1, {node.name} draws random numbers or has effects"
         if is_generated(node) and not _crosses(node.meta.get("val")):
             return f"1, {node.name} gives a value that is no tensor"

@@ -231,7 +231,7 @@ def is_pure(node: Node) -> bool:
         return False
     if node.target is operator.getitem or not hasattr(node.target, "_schema"):
         return not _torch.is_higher_order(node.target)
-    return not node.target._schema.is_mutable and not node.is_impure()
+    return not node.target._schema.is_mutable and not node.is_impure(impure_random=False)
 
 
 def is_view(node: Node) -> bool:
