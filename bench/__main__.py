@@ -16,6 +16,7 @@ from bench import (
     converters,
     fusions,
     measure,
+    native,
     opdb,
     ops,
     peers,
@@ -290,6 +291,15 @@ def plan_command(path: str | None) -> None:
     """The time to schedule and prove plans of 1,000 to 50,000 launches, 1 to 16 streams."""
     rows = [plan.measure(count, streams) for count in plan.SIZES for streams in (1, 4, 16)]
     report.show_plans(rows)
+    report.write(path, report.machine(), rows)
+
+
+@main.command("native")
+@model_option
+@json_option
+def saved(models: tuple[str, ...], path: str | None) -> None:
+    """Saved programs: a call in C++ and of its kernels alone, and loading the models named."""
+    rows = native.run(models)
     report.write(path, report.machine(), rows)
 
 

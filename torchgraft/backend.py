@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from torchgraft import _torch
@@ -15,6 +16,9 @@ from torchgraft.convert.define import candidates
 from torchgraft.fx import dialect, meta
 from torchgraft.link import Role
 from torchgraft.program import Program, build
+
+if torch.distributed.is_available():
+    from torchgraft.comm import trace  # noqa: F401 (what broadcast, send and recv mean in a graph)
 
 _NUMBERS = itertools.count()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from torchgraft import _torch
+from torchgraft._torch import groups
 from torchgraft.backend import backend
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
@@ -85,6 +87,8 @@ def captured_for(
     front_end, branches = "export", False
     if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         translated = script.to_module(model)
+        if isinstance(model, torch.jit.ScriptModule):  # whose weights are found as long as it lives
+            weakref.finalize(model, _let_go, translated.module).atexit = False
         front_end, model = "script", translated.module
         branches = any(branch.on != "shape" for branch in translated.branches)
     declared = declare(model, () if inputs is None else inputs, kwargs, _device_of(model))
@@ -217,27 +221,31 @@ class Compiled:
         """One report per gear (or piece)."""
         return [program.report.held(program) for program in self._programs]
 
-    def program_for(self, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
+    def program_for(
+        self, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+    ) -> tuple[Program, list[Any]]:
         """The program that a call takes, and the values of its graph's inputs."""
         signatures = [source.signature for source in self.captures]
         if not signatures:
             raise BadValue("program", self, "one that is compiled as a whole")
-        index, leaves = calls.fit(signatures, tuple(inputs), {})
+        index, leaves = calls.fit(signatures, tuple(inputs), dict(kwargs or {}))
         source = self.captures[index]
         specs = spec_tensors(signatures[index].specs)
         tensors = [calls.restride(leaves[i].detach(), spec) for i, spec in specs]
         return self._programs[index], [*tensors, *source.states.values()]
 
-    def profile(self, inputs: Sequence[Any], *, repeat: int = 10) -> Profile:
+    def profile(
+        self, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, repeat: int = 10
+    ) -> Profile:
         """How long each launch takes on these inputs: `print(it)`, or `it.save("trace.json")`.
 
         Also what the page of `compiled.report` shows as measured. Inputs are not written.
         """
         from torchgraft.inspect.profile import profile
 
-        program, values = self.program_for(inputs)
-        own = _torch.map_leaves(_copied, tuple(inputs))
-        return profile(program, values, lambda: self(*own), repeat)
+        program, values = self.program_for(inputs, kwargs)
+        args, named = _torch.map_leaves(_copied, (tuple(inputs), dict(kwargs or {})))
+        return profile(program, values, lambda: self(*args, **named), repeat)
 
     def explain(self) -> str:
         """Everything about this program as one text: inputs, report, graph, plan."""
@@ -253,6 +261,7 @@ class Compiled:
         Frozen weights are folded into the code, so this compiles again where there are any; the
         generator's cache makes that much cheaper than the first time.
         """
+        state_dict = groups.shards(state_dict)
         for source in self.captures:
             held = {name: weight.value for name, weight in source.weights.items()}
             held |= {name: state for name, state in source.states.items() if name in source.saved}
@@ -305,6 +314,7 @@ class Compiled:
         """The weights before anything was folded."""
         wanted = {n: w for source in self.captures for n, w in source.weights.items()}
         if given is not None:
+            given = groups.shards(given)
             check_weights({n: w.value for n, w in wanted.items()}, given, extra=True)
             return {name: given[name] for name in wanted}
         found = {name: weight.origin.tensor() for name, weight in wanted.items()}
@@ -386,8 +396,12 @@ class Partial(Compiled):
         self, path: str | os.PathLike[str], *, weights: Mapping[str, Tensor] | None = None
     ) -> None:
         """Raise: the branches are Python, and a package holds none."""
+        raise self.why_not_saved()
+
+    def why_not_saved(self) -> NotSavable:
+        """What `save` raises."""
         kept = ", ".join(f"{b.kind} on {b.on} at {b.line}" for b in self._branches)
-        raise NotSavable(
+        return NotSavable(
             f"it has branches that stay in Python ({kept})",
             "Write them with torch.cond or torch.where, or compile what lies between them.",
         )
@@ -401,6 +415,10 @@ class Partial(Compiled):
 def _explain(program: Program) -> str:
     graph, plan = _indent(edit.text(program.gm)), _indent(str(program.plan))
     return f"{program.report}\ngraph:\n{graph}\nplan:\n{plan}"
+
+
+def _let_go(module: torch.nn.Module) -> None:
+    """Nothing is left to do: what held the module until now is the call itself."""
 
 
 def _copied(leaf: Any) -> Any:

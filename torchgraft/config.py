@@ -95,6 +95,9 @@ class Config:
     stream_memory: float = 1.1
     """How much more memory a plan over several streams may keep alive than the same plan on one:
     beyond it, streams wait for each other. `float("inf")`: never wait for memory."""
+    bucket_bytes: int = 64 << 10
+    """Collectives of up to so many bytes may be done together, as one, where nothing has to wait
+    for it; 0: none."""
     adversary: int | None = None
     """A seed: on the host, every stream pauses at random, so that whatever order the plan leaves
     open occurs. For tests."""
@@ -156,6 +159,8 @@ class Config:
         more = self.stream_memory
         if isinstance(more, bool) or not isinstance(more, (int, float)) or not more >= 1:
             raise BadValue("Config.stream_memory", more, "a number from 1 on")
+        if type(self.bucket_bytes) is not int or self.bucket_bytes < 0:
+            raise BadValue("Config.bucket_bytes", self.bucket_bytes, "a number of bytes")
         size = self.min_block_size
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise BadValue("Config.min_block_size", size, "a whole number from 1 on")
@@ -225,9 +230,9 @@ def _known(options: Mapping[str, Any]) -> dict[str, Any]:
     """Inductor's options by their dotted names; `a-b` is read as `a_b`, as torch.compile does."""
     if not options:
         return {}
-    from torchgraft import _torch
+    from torchgraft._torch import generator
 
-    known = _torch.inductor_options()
+    known = generator.known_options()
     result = {name.replace("-", "_"): value for name, value in options.items()}
     for name in result:
         if name not in known:

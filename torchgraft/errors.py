@@ -614,3 +614,76 @@ class MissingLibrary(GraftError):
             else "Import the Python module that declares them first."
         )
         super().__init__(f"{path}: it calls {', '.join(self.ops)}, {why}.\n{fix}")
+
+
+# --- Several ranks ---
+
+
+def _at(line: str | None) -> str:
+    return f" at {line}" if line else ""
+
+
+class NoGroup(GraftError):
+    """A collective of a program names a process group that this process does not have."""
+
+    def __init__(self, call: str, line: str | None, name: str, known: Iterable[str]) -> None:
+        self.call, self.line, self.name, self.known = call, line, name, tuple(known)
+        if not self.known:
+            why = "torch.distributed is not initialised in this process"
+            fix = "Start it with torchrun and call torch.distributed.init_process_group() first."
+        else:
+            near = difflib.get_close_matches(name, self.known, n=1)
+            hint = f"Did you mean {near[0]!r}? " if near else ""
+            why = f"this process has no group {name!r}. {hint}Known: {_list(self.known)}"
+            fix = (
+                f"Make it first: init_device_mesh(..., mesh_dim_names=({name!r},)), or "
+                f"new_group(ranks, group_desc={name!r})."
+            )
+        super().__init__(f"{call}{_at(line)}: {why}.\n{fix}")
+
+
+class WrongGroup(GraftError):
+    """A process group has another number of ranks than the program was compiled for."""
+
+    def __init__(self, call: str, line: str | None, name: str, want: int, has: int) -> None:
+        self.call, self.line, self.name, self.want, self.has = call, line, name, want, has
+        super().__init__(
+            f"{call}{_at(line)}: it was compiled for {want} ranks, group {name!r} has {has}.\n"
+            f"Start it with groups of that size, or compile it again for these."
+        )
+
+
+class RanksDiffer(GraftError):
+    """The ranks of a group would not do the same collectives; found before the first of them."""
+
+    def __init__(self, group: str, step: int, rank: int, has: str, other: str, fix: str) -> None:
+        self.group, self.step, self.rank = group, step, rank
+        self.has, self.other = has, other
+        super().__init__(
+            f"the ranks of group {group!r} differ from step {step} of the plan on:\n"
+            f"  rank {rank}: {has}\n  {other}\n{fix}"
+        )
+
+
+class CollectiveFailed(GraftError):
+    """A collective did not come to its end: a rank died, stalled or never came."""
+
+    def __init__(
+        self,
+        call: str,
+        group: str,
+        step: int,
+        line: str | None,
+        rank: int,
+        guilty: Iterable[int],
+        why: str,
+    ) -> None:
+        self.call, self.group, self.step, self.line = call, group, step, line
+        self.rank, self.guilty, self.why = rank, tuple(guilty), why
+        super().__init__(
+            f"{call} in group {group!r} (step {step} of the plan){_at(line)} failed on rank "
+            f"{rank}: {why}\n"
+            f"Look for the first error of "
+            f"{'that rank' if len(self.guilty) == 1 else 'the other ranks'}; then start all of "
+            f"them again. init_process_group(timeout=...) says how long to wait."
+        )

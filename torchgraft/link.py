@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from torchgraft import _torch
+from torchgraft import _torch, progress
 from torchgraft.codegen import inductor, regions
 from torchgraft.codegen.decide import decide
 from torchgraft.codegen.regions import ATEN, GENERATED, KERNEL, Place, Unit
+from torchgraft.comm.ops import is_collective, kind_of
 from torchgraft.config import Config
 from torchgraft.errors import ResultChanged, first_line
 from torchgraft.fx import alias, dialect, label, meta
 from torchgraft.fx.edit import target_name
 from torchgraft.fx.mark import in_fallback
-from torchgraft.plan import Buffer, Launch, Plan, is_literal
+from torchgraft.plan import Buffer, Collective, Launch, Plan, is_literal
 from torchgraft.report import Placed, Report
 from torchgraft.run import host
 from torchgraft.stream import memory
@@ -90,7 +91,7 @@ class Linker:
         inputs = tuple(self._number(n) for n in self.gm.graph.find_nodes(op="placeholder"))
         self.units = decide(self.gm, self.config, self.report, self._control_flow())
         launched: list[range] = []
-        for unit in self.units:
+        for unit in progress.each("code for", self.units, name=lambda one: one.name):
             start = len(self.launches)
             if unit.place.runs == GENERATED:
                 self._region(unit)
@@ -310,7 +311,8 @@ class Linker:
                 if base in self.numbers and base.op != "get_attr":
                     self._share(out, self.numbers[base])
         writes = tuple(self.numbers[n] for n in alias.written([node]))
-        return Launch(name, args, kwargs, tuple(outputs), bool(parts), stream, writes)
+        call = (name, args, kwargs, tuple(outputs), bool(parts), stream, writes)
+        return Collective(*call, **_told(node)) if is_collective(node) else Launch(*call)
 
     def _kernel(self, target: Any) -> str:
         name = target_name(target)
@@ -332,6 +334,18 @@ class Linker:
                     unit.stream,
                 )
             )
+
+
+def _told(node: Node) -> dict[str, Any]:
+    """What a plan says of a collective."""
+    values = [used.meta.get("val") for used in node.all_input_nodes]
+    known = not any(_torch.symbols_of(value) for value in (*values, *node.args))
+    return {
+        "kind": kind_of(node),
+        "type": ", ".join(map(meta.describe, values)),
+        "nbytes": sum(map(nbytes, values)) if known else None,
+        "line": meta.source_line(node),
+    }
 
 
 def nbytes(value: Any) -> int:

@@ -1,7 +1,8 @@
 """`Plan`: what runs. Steps over named streams and numbered buffers; prints as text, parses back.
 
 A plan names its kernels and constants, it does not hold them, so its text is all of it. The text
-is a Python function of four verbs (`launch`, `record`, `wait`, `free`) and reads as one.
+is a Python function of a few verbs (`launch`, `record`, `wait`, `free`, and `collective` for a
+launch that other ranks take part in) and reads as one.
 """
 
 from __future__ import annotations
@@ -57,6 +58,27 @@ class Launch:
         parts += [literal(arg, self.writes) for arg in self.args]
         parts += [f"{key}={literal(arg, self.writes)}" for key, arg in self.kwargs]
         return f"{left}launch({', '.join(parts)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective(Launch):
+    """A launch that other ranks take part in: started, and over when its result is there.
+
+    The group is its last argument, by a name that is the same on every rank."""
+
+    kind: str = ""  # all_reduce, all_gather_into_tensor, ...
+    type: str = ""  # of what it is given, such as f32[4, 8]
+    nbytes: int | None = None  # of what it is given; None: known when it runs
+    line: str | None = None  # of the model's code
+
+    @property
+    def group(self) -> str:
+        return str(self.args[-1])
+
+    def __str__(self) -> str:
+        more = [f"kind={self.kind!r}", f"type={self.type!r}", f"nbytes={self.nbytes}"]
+        more += [f"line={self.line!r}"] if self.line is not None else []
+        return super().__str__().replace("launch(", "collective(", 1)[:-1] + f", {', '.join(more)})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +138,11 @@ class Plan:
     def streams(self) -> list[str]:
         """The streams of the plan, the caller's first."""
         return [MAIN, *sorted({step.stream for step in self.steps} - {MAIN})]
+
+    @property
+    def collectives(self) -> list[Collective]:
+        """What the ranks do together, in launch order."""
+        return [step for step in self.steps if isinstance(step, Collective)]
 
     def hazards(self) -> list[Hazard]:
         """Pairs of steps that may race: none in a plan that a compiled program runs."""
@@ -291,6 +318,9 @@ def _value(node: ast.AST | None, written: list[Buffer] | None = None) -> Any:
     raise BadPlan(_line(node), f"not a value: {ast.unparse(node) if node else 'nothing'}")
 
 
+_ABOUT = ("kind", "type", "nbytes", "line")
+
+
 def _step(line: ast.stmt) -> PlanStep | tuple[Buffer, str | Buffer]:
     names: list[ast.expr] = []
     unpack = False
@@ -309,10 +339,16 @@ def _step(line: ast.stmt) -> PlanStep | tuple[Buffer, str | Buffer]:
     verb, strings = call.func.id, [a for a in args if isinstance(a, str)]
     if verb == "constant" and len(outputs) == len(args) == len(strings) == 1 and outputs[0]:
         return outputs[0], strings[0]
-    if verb == "launch" and len(args) >= 2 and args[:2] == strings[:2]:
-        kwargs = tuple((str(k.arg), _value(k.value, written)) for k in call.keywords)
+    if verb in ("launch", "collective") and len(args) >= 2 and args[:2] == strings[:2]:
+        named = {str(k.arg): _value(k.value, written) for k in call.keywords}
+        about = {key: named.pop(key) for key in _ABOUT if verb == "collective" and key in named}
+        parts = (tuple(args[2:]), tuple(named.items()), outputs, unpack, args[0])
         writes = tuple(dict.fromkeys(written))
-        return Launch(args[1], tuple(args[2:]), kwargs, outputs, unpack, args[0], writes)
+        if verb == "launch":
+            return Launch(args[1], *parts, writes)
+        if len(args) == 2 or not isinstance(args[-1], str):
+            raise BadPlan(_line(line), "the last argument of a collective names its group")
+        return Collective(args[1], *parts, writes, **about)
     if verb == "shares" and len(args) == 2 and all(isinstance(a, Buffer) for a in args):
         return args[0], args[1]
     if verb == "record" and len(args) == len(strings) == 2:

@@ -17,6 +17,9 @@ from torch.fx import GraphModule
 
 from torchgraft import _torch
 from torchgraft.codegen import regions
+from torchgraft.comm.call import bind, told
+from torchgraft.comm.capture import refusal
+from torchgraft.comm.place import place as place_collectives
 from torchgraft.config import Config
 from torchgraft.convert.run import convert, unheard
 from torchgraft.errors import NotCompiled, ResultChanged, UnorderedUse
@@ -75,7 +78,7 @@ def _build(gm: GraphModule, config: Config, role: Role, name: str, linker: type[
         report = program.report
     else:
         program = assemble(gm, config, role, report)
-    program.run = captured(program.run, config, role.static, written(program.gm), report)
+    program.run = captured(program, config, role.static, written(program.gm), report)
     _say(report, config)
     remember(report, program)
     if config.report is not None:
@@ -105,7 +108,7 @@ def _culprit(node: Placed) -> str:
 
 
 def captured(
-    run: _torch.Flat,
+    program: Program,
     config: Config,
     static: frozenset[int],
     written: frozenset[int],
@@ -113,13 +116,14 @@ def captured(
 ) -> _torch.Flat:
     """The program as one CUDA graph, where its mode asks for that."""
     if config.mode not in ("reduce-overhead", "max-autotune") or report.device != "cuda":
-        return run
+        return program.run
     return cuda.Captured(
-        run,
+        program.run,
         static=static,
         written=written,
         report=report,
         alias_outputs=config.alias_outputs,
+        collectives=refusal(program.plan),
     )
 
 
@@ -142,6 +146,7 @@ def _assemble(
     report.notes += unheard(gm, config)
     before = meta.snapshot(gm.graph)
     report.conversions = _convert(gm, config, watch)
+    report.notes += place_collectives(gm, config.bucket_bytes)
     regions.keep_old(gm)
     returned.copy_constants(gm)
     history.add(Change.since(before, gm, "converters"), gm)
@@ -214,12 +219,27 @@ def link(
     adversary: int | None = None,
 ) -> _torch.Flat:
     """A function that runs the plan, which is proved first: list of inputs in, outputs out."""
-    streams.prove(plan)
+    with told(plan):
+        streams.prove(plan)
+    if plan.collectives:
+        plan, kernels, guarded = bind(plan, kernels)
+        return guarded(execute(plan, kernels, constants, device, adversary))
+    return execute(plan, kernels, constants, device, adversary)
+
+
+def execute(
+    plan: Plan,
+    kernels: Mapping[str, host.Kernel],
+    constants: Mapping[str, Any],
+    device: str,
+    adversary: int | None = None,
+) -> _torch.Flat:
+    """A function that runs a plan that was proved, its collectives bound."""
     if len(plan.streams) == 1:
         return host.link(plan, kernels, constants)
-    if device == "cuda":
-        return streams.link_cuda(plan, kernels, constants)
-    return streams.link_host(plan, kernels, constants, adversary)
+    if device == "cpu" or not hasattr(torch.get_device_module(device), "Stream"):
+        return streams.link_host(plan, kernels, constants, adversary)
+    return streams.link_device(plan, kernels, constants, device)
 
 
 def _compared(program: Program, watch: Watch, captured: GraphModule, role: Role) -> Program:

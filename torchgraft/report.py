@@ -52,6 +52,7 @@ class Placed:
 KINDS = (
     "generated",  # by the code generator
     "custom operator",  # launched as its own kernel
+    "collective",  # done by torch.distributed
     "copy",  # made so that nobody writes what another reads
     "control flow",  # its branches are compiled, each as a program of its own
     "mode",  # mode "eager"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 import statistics
 import time
 import warnings
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import GraphModule
 
-from torchgraft import _torch
+from torchgraft import _torch, progress
 from torchgraft.codegen.regions import GENERATED, Unit, extract
 from torchgraft.config import Config
 from torchgraft.errors import first_line
@@ -71,7 +72,7 @@ class Tuner:
     def run(self, gm: GraphModule, report: Report) -> Program:
         """The fastest program for a graph, which is changed."""
         self.began = clock()
-        with _progress() as self.tell:
+        with progress.shown("autotune"):
             return self._run(gm, report)
 
     def _run(self, gm: GraphModule, report: Report) -> Program:
@@ -80,6 +81,9 @@ class Tuner:
         plain = self.config.replace(mode="reduce-overhead")
         first = self.assemble(gm, plain, self.role, report)
         took = clock() - self.began
+        if first.plan.collectives:  # another process may choose otherwise, and wait for ever
+            report.notes.append("autotune: nothing is measured in a program with collectives")
+            return first
         inputs = _inputs(source)
         if inputs is None:
             report.notes.append("autotune: no inputs could be drawn, so nothing was measured")
@@ -88,11 +92,10 @@ class Tuner:
         changes: dict[str, Mapping[str, Any]] = {_name(first): {}}
         ways = _ways(first, self.config)
         tried, left_out = 0, 0
-        for name, change in ways:
+        for name, change in progress.each("building", ways, name=operator.itemgetter(0)):
             if self._left() < took:
                 left_out += 1
                 continue
-            self.tell(f"building with {name}")
             config = plain.replace(**change, dump=None, report=None)
             other = Report(report.name, report.front_end, report.mode, report.device)
             with self._dropping(report, name):
@@ -126,7 +129,7 @@ class Tuner:
         units = _tunable(program)
         kernels, tried = dict(linker.kernels), 0
         longest = took / max(1, len(units))
-        for unit in units:
+        for unit in progress.each("tuning", units, name=operator.attrgetter("name")):
             if self._left() < longest:
                 count = len(units) - tried
                 if tried:
@@ -134,7 +137,6 @@ class Tuner:
                         f"autotune: the time was up before {count} of {len(units)} regions"
                     )
                 break
-            self.tell(f"tuning {unit.name}, {tried + 1} of {len(units)}")
             start = clock()
             with self._dropping(report, f"{unit.name} tuned"):
                 tried += 1
@@ -169,10 +171,9 @@ class Tuner:
         """Time the calls in turns; the name of the one with the least median."""
         times: dict[str, list[float]] = {name: [] for name in calls}
         with _torch.real():
-            for number in range(ROUNDS):
+            for _ in progress.each(f"timing {what}", range(ROUNDS)):
                 for name in list(times):
                     with self._dropping(report, f"{what}, {name}", times, name):
-                        self.tell(f"timing {what}, {name}, {number + 1} of {ROUNDS}")
                         times[name].append(sample(calls[name], report.device))
         if not times:
             return next(iter(calls))
@@ -273,19 +274,3 @@ def _quartiles(times: Sequence[float]) -> tuple[float, float]:
 def _spread(times: Sequence[float]) -> float:
     low, high = _quartiles(times)
     return (high - low) / statistics.median(times)
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], object]]:
-    """A line that moves on a terminal; nothing elsewhere, or where another line moves already."""
-    from rich.console import Console
-    from rich.errors import LiveError
-
-    console = Console(stderr=True)
-    with contextlib.ExitStack() as stack:
-        tell: Callable[[str], object] = lambda text: None  # noqa: E731
-        if console.is_terminal:
-            with contextlib.suppress(LiveError):
-                status = stack.enter_context(console.status("autotune"))
-                tell = lambda text: status.update(f"autotune: {text}")  # noqa: E731
-        yield tell

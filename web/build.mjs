@@ -1,7 +1,8 @@
 // Builds the report's page into the package: one script, one style sheet, the licences in use.
 // `node build.mjs DIR` writes somewhere else, to compare.
 import * as esbuild from "esbuild";
-import { copyFile, mkdir, readFile, writeFile } from "node:fs/promises";
+import { createHash } from "node:crypto";
+import { copyFile, mkdir, readFile, readdir, writeFile } from "node:fs/promises";
 import path from "node:path";
 
 const out = process.argv[2] ?? "../torchgraft/inspect/assets";
@@ -43,3 +44,18 @@ for (const name of [...packages].sort()) {
   notices.push(`${about.name} ${about.version} (${about.license})\n\n${licence.trim()}`);
 }
 await writeFile(path.join(out, "LICENSES.txt"), notices.join(`\n\n${"-".repeat(72)}\n\n`) + "\n");
+
+// What was built from what, so that a test can tell without node whether the two belong together.
+const hashes = async (home, names) =>
+  Object.fromEntries(
+    await Promise.all(
+      names.map(async (name) => {
+        const text = await readFile(path.join(home, name));
+        return [name, createHash("sha256").update(text).digest("hex")];
+      }),
+    ),
+  );
+const sources = (await readdir("src")).sort().map((name) => `src/${name}`);
+const from = await hashes(".", ["build.mjs", "package-lock.json", "package.json", "tsconfig.json", ...sources]);
+const to = await hashes(out, ["LICENSES.txt", "page.html", "report.css", "report.js"]);
+await writeFile(path.join(out, "built.json"), JSON.stringify({ from, to }, null, 2) + "\n");

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import torchgraft as graft
 from torchgraft.cli import COMMANDS, main
-from torchgraft.cli.model import Given, InputType
+from torchgraft.cli.model import Given, InputType, job
 from torchgraft.errors import UnknownName
 from torchgraft.inspect import logs
 
@@ -138,14 +138,24 @@ def test_compile_writes_what_it_is_asked_for(script: pathlib.Path, tmp_path: pat
     assert list(dump.glob("000_Net/000_captured.json"))
 
 
-@pytest.mark.skipif(not hasattr(graft.Compiled, "save"), reason="saving is not here yet")
-def test_compile_saves_and_run_model_runs_it(script: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    saved = tmp_path / "net.graft"
-    result = run("compile", script, "--input", "2x4", "--mode", "eager", "-o", saved)
+def test_a_model_goes_through_the_commands(script: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    saved, page = tmp_path / "net.graft", tmp_path / "out.html"
+    result = run(
+        "compile", script, "--input", "2x4:f32", "--mode", "eager", "-o", saved, "--report", page
+    )
     assert result.exit_code == 0, result.output
+    assert page.stat().st_size > 1000
     result = run("run-model", script, "--input", "2x4", "--program", saved)
     assert result.exit_code == 0, result.output
     assert "same" in result.output
+    about = json.loads(run("inspect", saved, "--json").stdout)
+    assert (about["mode"], len(about["weights"])) == ("eager", 2)
+    assert run("diff", saved, saved).output == "no difference\n"
+    other = tmp_path / "other.graft"
+    assert run("compile", script, "--input", "3x4", "--mode", "eager", "-o", other).exit_code == 0
+    result = run("diff", saved, other, "--json")
+    assert result.exit_code == 1
+    assert "gears" in json.loads(result.stdout)
 
 
 def test_compile_gives_json_and_exit_codes(script: pathlib.Path) -> None:
@@ -163,6 +173,34 @@ def test_compile_gives_json_and_exit_codes(script: pathlib.Path) -> None:
     assert result.exit_code == 1
     assert "there is no such file" in result.output
     assert run("compile", script, "--input", "2x4", "--mode", "fast").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "args"),
+    [
+        (2, "Expected one of cpu", ["--device", "gpu"]),
+        (2, "torchgraft doctor", ["--device", "cuda:99"]),
+        (1, "net.pt", ["-o", "{script}/m.graft"]),
+        (1, "net.pt", ["--report", "{script}/out.html"]),
+        (1, "net.pt", ["--dump", "{script}/dump"]),
+    ],
+)
+def test_what_cannot_be_done_is_a_message(
+    code: int, said: str, args: list[str], script: pathlib.Path
+) -> None:
+    asked = [arg.format(script=script) for arg in args]
+    result = run("compile", script, "--input", "2x4", "--mode", "eager", *asked)
+    assert result.exit_code == code
+    assert said in result.output
+    assert isinstance(result.exception, SystemExit)  # no traceback
+
+
+def test_a_package_is_no_model(script: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    package = tmp_path / "net.graft"
+    assert run("compile", script, "--input", "2x4", "--mode", "eager", "-o", package).exit_code == 0
+    result = run("explain", package)
+    assert result.exit_code == 1
+    assert "it is a compiled program already" in result.output
 
 
 def test_explain(exported: pathlib.Path) -> None:
@@ -216,6 +254,9 @@ def test_a_model_by_name(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
     result = run("run-model", "my_net_for_cli:Twice", *args)
     assert result.exit_code == 0, result.output
     assert "same" in result.output
+    page = tmp_path / "out.html"
+    result = run("report", "my_net_for_cli:Twice", *args, "--measure", "-o", page)
+    assert result.exit_code == 0, result.output
     result = run("run-model", "my_net_for_cli:Thrice", *args)
     assert result.exit_code == 1
     assert "Thrice" in result.output
@@ -233,6 +274,12 @@ def test_bench_takes_turns(script: pathlib.Path) -> None:
     assert table[0].split() == ["us", "p20", "us", "times", "eager", "compile", "s"]
     assert [line.split()[0] for line in table[1:]] == ["eager", "torchgraft"]
     assert "█" in table[1]
+
+
+def test_torch_compile_gets_what_it_can_take(script: pathlib.Path) -> None:
+    work = job(str(script), [parsed("2x4")], None)
+    theirs = torch.compile(work.source, backend="eager")
+    torch.testing.assert_close(theirs(*(x := work.args)), work.eager(*x))
 
 
 # --- Logs ---
@@ -279,10 +326,6 @@ def test_logs_are_pythons() -> None:
         logger.setLevel(logging.NOTSET)
     [text] = seen
     assert text.endswith(str(compiled.plan))
-    heard: list[str] = []
-    with logs.listen(heard.append):
-        graft.compile(lambda x: x + 1, (torch.ones(2),), mode="eager")
-    assert heard[0].startswith("built-in remove_noops: +0 -0 ~0 -> 3 nodes")
 
 
 def test_an_unknown_log_suggests() -> None:

@@ -1,22 +1,31 @@
-"""The table of docs/ascend.md, from the tests: `python tests/compat/matrix.py` writes it.
+"""The tables of README.md and docs/ascend.md, from the tests: `python tests/compat/matrix.py`
+writes them.
 
 A test says what it shows with `@pytest.mark.feature(package, name)`; it works unless the mark says
 "idle" (accepted, without effect) or "refused". Options come from the config's own table, each of
-which a test sets.
+which a test sets; names are looked up, one by one.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import names
+
+from torchgraft import compat
+from torchgraft.compat import common, device
 from torchgraft.compat.air.config import CompilerConfig, NpuGraphExConfig
 from torchgraft.compat.options import Section
-from torchgraft.compat.refused import REFUSED
+from torchgraft.compat.refused import FUSED, REFUSED
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "ascend.md"
+README = HERE.parents[1] / "README.md"
+PACKAGES = ("torchgraft", "torchair", "npugraph_ex", "torch_aie", "mindietorch", "torch_npu")
+TITLES = "works | accepted without effect | refused"
 START, END = "<!-- matrix: python tests/compat/matrix.py -->\n", "<!-- end of matrix -->\n"
 HOW = ("works", "idle", "refused")
 
@@ -46,12 +55,10 @@ def _marks(node: ast.stmt) -> Iterator[ast.Call]:
 
 def table() -> str:
     """The rows of the matrix, and the options without effect."""
-    lines = ["| package | feature | works | accepted without effect | refused | shown by |"]
+    lines = [f"| package | feature | {TITLES} | shown by |"]
     lines.append("|---|---|:-:|:-:|:-:|---|")
-    order = ("torchgraft", "torchair", "npugraph_ex", "torch_aie", "mindietorch", "torch_npu")
-    for package, name, how, test in sorted(features(), key=lambda row: order.index(row[0])):
-        ticks = " | ".join("✓" if how == one else "" for one in HOW)
-        lines.append(f"| `{package}` | {name} | {ticks} | `{test}` |")
+    for package, name, how, test in _rows():
+        lines.append(f"| `{package}` | {name} | {_ticks(how)} | `{test}` |")
     lines += ["", "Options that are checked and have no effect off the NPU:", ""]
     for title, config in (
         ("CompilerConfig", CompilerConfig()),
@@ -62,7 +69,16 @@ def table() -> str:
             by_reason.setdefault(why, []).append(f"`{name}`")
         lines += [f"- {title}: {', '.join(names)}: {why}." for why, names in by_reason.items()]
     lines += ["", "Names that are refused, with the nearest that works:", ""]
-    lines += [f"- `{name}`: {nearest}" for name, nearest in REFUSED.items()]
+    npu = {f"torch.npu.{name}": nearest for name, nearest in common.REFUSED.items()}
+    fused = {f"torch_npu.{name}": nearest for name, nearest in FUSED.items()}
+    lines += [f"- `{name}`: {nearest}" for name, nearest in (REFUSED | npu | fused).items()]
+    lines += ["", "Every public name:", "", f"| module | {TITLES} |", "|---|---|---|---|"]
+    for module, listed in names.NAMES.items():
+        cells = [
+            " ".join(f"`{n}`" for n in listed.split() if names.state(module, n) == one)
+            for one in HOW
+        ]
+        lines.append(f"| `{module}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -74,11 +90,36 @@ def _idle(section: Section, prefix: str = "") -> Iterator[tuple[str, str]]:
         yield from _idle(getattr(section, name), f"{prefix}{name}.")
 
 
-def page() -> str:
-    """The page with its table made anew."""
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    return f"{head}{START}\n{table()}\n{END}{rest.partition(END)[2]}"
+def short() -> str:
+    """The features alone, folded."""
+    rows = _rows()
+    counts = [sum(how == one for _, _, how, _ in rows) for one in HOW]
+    said = "{} features work, {} are accepted without effect, {} are refused".format(*counts)
+    lines = ["<details>", f"<summary>{said}</summary>", ""]
+    lines += [f"| package | feature | {TITLES} |", "|---|---|:-:|:-:|:-:|"]
+    lines += [f"| `{package}` | {name} | {_ticks(how)} |" for package, name, how, _ in rows]
+    return "\n".join([*lines, "", "</details>"]) + "\n"
+
+
+def _rows() -> list[tuple[str, str, str, str]]:
+    return sorted(features(), key=lambda row: PACKAGES.index(row[0]))
+
+
+def _ticks(how: str) -> str:
+    return " | ".join("✓" if how == one else "" for one in HOW)
+
+
+def pages() -> dict[Path, str]:
+    """Each page with its table made anew."""
+    found = {}
+    for path, made in ((README, short()), (PAGE, table())):
+        head, _, rest = path.read_text(encoding="utf-8").partition(START)
+        found[path] = f"{head}{START}\n{made}\n{END}{rest.partition(END)[2]}"
+    return found
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    os.environ[device.VARIABLE] = "cpu"  # as in the tests
+    compat.install()
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

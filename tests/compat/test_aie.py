@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import torchgraft as graft
-from torchgraft.errors import InputMismatch
+from torchgraft.compile import Compiled
+from torchgraft.errors import InputMismatch, NotSavable
 
 Script = Callable[[str], dict[str, Any]]
 HALF = {"rtol": 1e-2, "atol": 1e-2}
@@ -36,8 +37,8 @@ def test_a_model_zoo_script_runs_as_it_is(script: Script, name: str, close: Any)
     torch.testing.assert_close(ran["result"], ran["expected"], **close)
 
 
-@pytest.mark.feature("torch_aie", "a saved module in another process")
-def test_a_module_that_a_process_has_not_compiled_is_compiled(ascend: Path) -> None:
+@pytest.mark.feature("torch_aie", "a saved module runs elsewhere, and nothing is compiled again")
+def test_a_saved_module_holds_its_program(ascend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch_aie
 
     class Net(torch.nn.Module):
@@ -48,13 +49,40 @@ def test_a_module_that_a_process_has_not_compiled_is_compiled(ascend: Path) -> N
     traced = torch.jit.trace(Net(), (x, y))
     torch_aie.compile(traced, inputs=[torch_aie.Input((2, 3))] * 2).save("net.ts")
     torch_aie.finalize()  # forgets its programs, as a new process has none
+    monkeypatch.setattr(Compiled, "build", None)  # so that nothing can be compiled
     sums, differences = torch.jit.load("net.ts")(x, y)
     assert torch.equal(sums, x + y)
     assert torch.equal(differences, x - y)
     broken = torch.jit.load("net.ts")
     broken.engine.zero_()
-    with pytest.raises(Exception, match="its engine cannot be read"):
+    with pytest.raises(Exception, match="not a package that can be loaded"):
         broken(x, y)
+
+
+@pytest.mark.feature("torch_aie", "results in tuples, lists and dicts")
+def test_results_keep_their_structure(ascend: Path) -> None:
+    import torch_aie
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"twice": x * 2, "less": x - 1}
+
+    x = torch.randn(3)
+    traced = torch.jit.trace(Net(), x, strict=False)
+    for script in (traced, torch.jit.script(Net())):
+        torch_aie.compile(script, inputs=[torch_aie.Input((3,))]).save("net.ts")
+        torch.testing.assert_close(torch.jit.load("net.ts")(x), Net()(x))
+
+
+@pytest.mark.feature("torch_aie", "export_engine: a package for graft.load and for C++")
+def test_an_engine_is_a_package(ascend: Path) -> None:
+    import torch_aie
+
+    x = torch.randn(2, 3)
+    traced = torch.jit.trace(torch.nn.Tanh(), x)
+    data = torch_aie.export_engine(traced, inputs=[torch_aie.Input((2, 3))], path="tanh.om")
+    assert Path("tanh.om").read_bytes() == data
+    torch.testing.assert_close(graft.load("tanh.om")(x), x.tanh())
 
 
 @pytest.mark.feature("torch_aie", "scripted modules, with branches and lists")
@@ -68,9 +96,18 @@ def test_a_scripted_module_keeps_its_branches(ascend: Path) -> None:
             return [x, x + 1]
 
     compiled = torch_aie.compile(torch.jit.script(Net()), inputs=[torch_aie.Input((2,))])
-    for x in (torch.ones(2), -torch.ones(2)):
-        for one, two in zip(compiled(x), Net()(x), strict=True):
-            assert torch.equal(one, two)
+    compiled.save("net.ts")
+    torch_aie.finalize()
+    for module in (compiled, torch.jit.load("net.ts")):
+        for x in (torch.ones(2), -torch.ones(2)):
+            for one, two in zip(module(x), Net()(x), strict=True):
+                assert torch.equal(one, two)
+    broken = torch.jit.load("net.ts")
+    broken.engine.zero_()
+    with pytest.raises(Exception, match="its engine cannot be read"):
+        broken(torch.ones(2))
+    with pytest.raises(NotSavable, match="branches that stay in Python"):
+        torch_aie.export_engine(torch.jit.script(Net()), inputs=[torch_aie.Input((2,))])
 
 
 @pytest.mark.feature("torch_aie", "PrecisionPolicy FP16, PREF_FP16, FP32, PREF_FP32")

@@ -651,3 +651,42 @@ def test_what_needs_the_device_says_what_does_not(ascend: Path) -> None:
         from torchair.tools.gegraph_check.deadlock_check import deadlock_check  # noqa: F401
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = torchair.nothing
+
+
+@pytest.mark.feature("torch_npu", "profiler: a compiled program's streams and waits in the trace")
+@pytest.mark.parametrize("suffix", ["json", "json.gz"])
+def test_a_profile_has_the_streams_of_a_compiled_program(ascend: Path, suffix: str) -> None:
+    import gzip
+    import json
+
+    import torch_npu
+    import torchair
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torchair.scope.npu_stream_switch("side"):
+                beside = torch.mm(x, x)
+            return beside + x.abs()
+
+    model, x = torch.compile(Net(), backend=torchair.get_npu_backend()), torch.randn(4, 4)
+    model(x)
+    with torch_npu.profiler.profile() as prof:
+        result = model(x)
+    assert torch.equal(result, x @ x + x.abs())
+    prof.export_chrome_trace(f"trace.{suffix}")
+    read = gzip.open if suffix.endswith("gz") else open
+    with read(f"trace.{suffix}") as file:
+        events = json.load(file)["traceEvents"]
+    [torchs, *_] = [event["ts"] for event in events if event["name"] == "aten::abs"]
+    tracks = {
+        event["tid"]: event["args"]["name"]
+        for event in events
+        if event["name"] == "thread_name" and str(event["args"]["name"]).startswith("stream ")
+    }
+    assert set(tracks.values()) == {"stream main", "stream side"}
+    mine = [event for event in events if event.get("tid") in tracks]
+    ran = {tracks[event["tid"]]: event["name"] for event in mine if event["ph"] == "X"}
+    assert ran["stream side"] == "aten.mm.default"
+    assert {event["ph"] for event in mine} >= {"s", "f"}  # a wait is an arrow
+    [ours] = [event["ts"] for event in mine if event["name"] == "aten.abs.default"]
+    assert abs(torchs - ours) < 3600e6  # microseconds on one axis: not from 1970 on

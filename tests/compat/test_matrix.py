@@ -1,31 +1,36 @@
-"""The matrix in docs/ascend.md is what the tests say."""
+"""The matrices in README.md and docs/ascend.md are what the tests say."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
-spec = importlib.util.spec_from_file_location("matrix", Path(__file__).with_name("matrix.py"))
-assert spec is not None
-assert spec.loader is not None
-matrix = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(matrix)
+import matrix
+import names
+import pytest
+
+from torchgraft.errors import NotOnThisDevice
 
 
-def test_the_page_has_the_table_of_the_tests() -> None:
-    written = matrix.PAGE.read_text(encoding="utf-8")
-    assert written == matrix.page(), "run: python tests/compat/matrix.py"
+def test_the_pages_have_the_tables_of_the_tests(ascend: Path) -> None:
+    for path, text in matrix.pages().items():
+        assert path.read_text(encoding="utf-8") == text, "run: python tests/compat/matrix.py"
+
+
+def test_every_public_name_is_there_or_refused(ascend: Path) -> None:
+    found = {
+        f"{module}.{name}": names.state(module, name)
+        for module, listed in names.NAMES.items()
+        for name in listed.split()
+    }
+    assert set(found.values()) == set(matrix.HOW)
+    assert set(found) >= names.IDLE
+    assert found["torchair.llm_datadist.create_npu_tensors"] == "refused"
+    with pytest.raises(NotOnThisDevice, match=r"create_npu_tensors needs an NPU. It maps memory"):
+        from torchair.llm_datadist import create_npu_tensors  # noqa: F401
 
 
 def test_every_kind_of_answer_is_shown() -> None:
     found = matrix.features()
     assert {how for _, _, how, _ in found} == set(matrix.HOW)
     assert len(found) == len(set(found))
-    assert {package for package, _, _, _ in found} == {
-        "torchgraft",
-        "torchair",
-        "npugraph_ex",
-        "torch_aie",
-        "mindietorch",
-        "torch_npu",
-    }
+    assert {package for package, _, _, _ in found} == set(matrix.PACKAGES)

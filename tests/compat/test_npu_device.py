@@ -12,7 +12,8 @@ import pytest
 HERE = Path(__file__).parent
 SLOW = ("check_extension.py", "check_ops.py")
 PARTS = sorted(path.name for path in (HERE / "npu").glob("check_*.py"))
-SETTINGS = {"check_debug.py": {"TORCHGRAFT_NPU_DEBUG": "1", "TORCHGRAFT_NPU_DEVICES": "2"}}
+DEBUG = {"TORCHGRAFT_NPU_DEBUG": "1", "TORCHGRAFT_NPU_DEVICES": "2"}
+SETTINGS = {"check_debug.py": DEBUG, "check_plans.py": DEBUG}
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,10 @@ def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
         "air.npu_format_cast_via_cpu(1)\n"
         "torch.ops.aie.flash_attention(1)\n"
         "air.scope.npu_stream_switch('s')\n"
+        "config.mode = 'max-autotun'\n"
+        "config.debug.graph_dmup.type = 'py'\n"
+        "config.debug.graph_dump.type = chosen\n"
+        "torch.npu.NPUGraph()\n"
     )
     found = check.check(script)
     assert [(problem.line, problem.what, problem.fatal) for problem in found] == [
@@ -90,6 +94,9 @@ def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
         (8, "torchair.npu_format_cast_via_cpu", True),
         (9, "torch.ops.aie", True),
         (9, "torch.ops.aie.flash_attention", True),
+        (11, "mode", True),
+        (12, "debug.graph_dmup.type", True),
+        (14, "torch.npu.NPUGraph", True),
     ]
     shown = CliRunner().invoke(main, ["run", "--check", str(script)])
     assert shown.exit_code == 1
@@ -169,8 +176,72 @@ def test_the_module_of_the_device(ascend: Path) -> None:
     assert npu.is_available()
     assert npu.device_count() == 1
     npu.set_device("npu:0")
-    with pytest.raises(NotOnThisDevice, match=r"torch.npu.NPUGraph needs an NPU. .*--device npu"):
+    with npu.device(0):
+        assert npu.get_device_properties().total_memory >= npu.mem_get_info()[0]
+    assert npu.npugraph_ex.compile_fx is not None
+    assert npu.get_stream_limit(stream)["cube_core_num"] == -1
+    assert not hasattr(npu, "NPUGraph")
+    with pytest.raises(NotOnThisDevice, match=r"torch.npu.NPUGraph needs an NPU. .*npugraph_ex"):
         _ = npu.NPUGraph
+    with pytest.raises(AttributeError, match="Did you mean 'synchronize'"):
+        npu.syncronize()
+
+
+@pytest.mark.feature("torch_npu", 'torch.autocast("npu"), GradScaler, Generator, pinned memory')
+def test_mixed_precision_generators_and_pinned_memory(ascend: Path) -> None:
+    x = torch.randn(3, 3)
+    with torch.autocast("npu"):
+        assert (x @ x).dtype == torch.float16
+    with torch.amp.autocast(device_type="npu", dtype=torch.bfloat16):
+        assert (x @ x).dtype == torch.bfloat16
+    with torch.npu.amp.autocast(enabled=False):  # type: ignore[attr-defined]
+        assert (x @ x).dtype == torch.float32
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("npu", dtype=torch.bfloat16):
+            return x @ x
+
+    compiled = torch.compile(inside, backend="npu", fullgraph=True)
+    assert compiled(x).dtype == torch.bfloat16
+    drawn = [
+        torch.rand(2, device="npu", generator=torch.Generator("npu").manual_seed(3))
+        for _ in range(2)
+    ]
+    assert torch.equal(*drawn)
+    assert isinstance(torch.Generator(device="npu:0"), torch.Generator)
+    assert torch.equal(x.pin_memory(), x)
+    assert torch.empty(2, pin_memory=True).shape == (2,)
+
+
+@pytest.mark.feature("torch_npu", "contrib.transfer_to_npu: code that says cuda")
+def test_code_that_says_cuda(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import torch, torch_npu\n"
+        "from torch_npu.contrib import transfer_to_npu\n"
+        "assert torch.cuda.is_available()\n"
+        "model = torch.nn.Linear(2, 2).cuda()\n"
+        "x = torch.ones(3, 2, device='cuda:0').to('cuda')\n"
+        "assert x.is_cuda and x.is_npu\n"
+        "stream = torch.cuda.Stream()\n"
+        "with torch.cuda.stream(stream), torch.autocast('cuda'):\n"
+        "    y = model(x)\n"
+        "torch.cuda.synchronize()\n"
+        "scaler = torch.cuda.amp.GradScaler()\n"
+        "with torch.cuda.amp.autocast(dtype=torch.bfloat16):\n"
+        "    print(y.dtype, model(x).dtype, y.device.type)\n"
+    )
+    ran = torchgraft_command("run", "--device", "cpu", "script.py", cwd=tmp_path)
+    assert ran.stdout == "torch.float16 torch.bfloat16 cpu\n", ran.stderr
+
+
+@pytest.mark.feature("torch_npu", "fused operators of the NPU (npu_rms_norm, ...)", "refused")
+def test_a_fused_operator_names_what_computes_the_same(ascend: Path) -> None:
+    import torch_npu
+
+    with pytest.raises(NotOnThisDevice, match=r"npu_rms_norm needs .*functional\.rms_norm"):
+        _ = torch_npu.npu_rms_norm
+    with pytest.raises(NotOnThisDevice, match="op-plugin on its YAML"):
+        _ = torch_npu.npu_of_ones_own
 
 
 def test_the_device_is_given_back(ascend: Path) -> None:

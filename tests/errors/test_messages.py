@@ -10,7 +10,8 @@ from models import Mlp
 from torch import Tensor
 
 import torchgraft as graft
-from torchgraft import _torch, errors
+from torchgraft import errors
+from torchgraft._torch import generator
 from torchgraft.config import FIELDS
 
 X = torch.ones(2, 8)
@@ -146,7 +147,7 @@ def test_the_message(case: str) -> None:
 def test_of_hundreds_of_names_the_nearest_few_are_listed() -> None:
     with pytest.raises(errors.UnknownName) as caught:
         graft.Config(inductor={"max_autotune_gem": True})
-    count = len(_torch.inductor_options())
+    count = len(generator.known_options())
     assert str(caught.value).startswith(
         "Config.inductor: unknown Inductor option 'max_autotune_gem'. "
         f"Did you mean 'max_autotune_gemm'? Known: {count} names, the nearest are "

@@ -95,4 +95,16 @@ def large(count: int, steps: int = 10) -> dict[str, Any]:
     step = {**data["steps"][0], "added": 0, "removed": 0, "changed": 500}
     diff = {"added": [], "removed": [], "changed": list(range(count, count + 500))}
     data["steps"] = [{**step, "name": f"pass_{i}", "diff": diff} for i in range(steps)]
+    data["plan"]["kernels"] = [
+        {**data["plan"]["kernels"][0], "name": "aten.sin.default", "nodes": [name]}
+        for name in names
+    ]
+    span = {"kernel": "aten.sin.default", "stream": "main", "critical": True}
+    data["plan"]["predicted"] = {
+        "streams": ["main"],
+        "seconds": count * 1e-6,
+        "spans": [{**span, "index": i, "start": i * 1e-6, "end": (i + 1) * 1e-6} for i in every],
+        "arrows": [],
+        "memory": [[i * 1e-6, 4096 + i % 2] for i in every],
+    }
     return data

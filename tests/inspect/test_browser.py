@@ -184,5 +184,40 @@ def test_five_thousand_nodes(browser: Any, tmp_path: pathlib.Path) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("aside .details")).to_contain_text("layers.33.part.7")
     opened.until("cy.$(':selected').id() == 'n:node_3377'")
+    page.keyboard.press("5")  # a bar a pixel, not none because each is thinner than one
+    expect(page.locator("g.bar.critical").nth(400)).to_be_attached()
+    assert opened.said == []
+    opened.context.close()
+
+
+def test_branches_are_shown_where_they_are_chosen_from(
+    browser: Any, tmp_path: pathlib.Path
+) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.relu(), lambda x: x.sin(), (x,))
+
+    program = graft.compile(model, (torch.ones(3),), mode="eager")
+    program.report.html(tmp_path / "out.html")
+    opened = Page(browser, tmp_path / "out.html")
+    page = opened.page
+    page.keyboard.press("/")
+    page.keyboard.type("cond")
+    page.keyboard.press("Enter")
+    expect(page.locator("aside .details")).to_contain_text("aten.relu.default(x)")
+    expect(page.locator("aside .details")).to_contain_text(f"{pathlib.Path(__file__).name}:")
+    page.keyboard.press("7")  # the keys are the page's again
+    expect(page.locator("[role=tabpanel]")).to_contain_text("versions")
+    assert opened.said == []
+    opened.context.close()
+
+
+def test_a_program_without_a_call_has_a_page(browser: Any, tmp_path: pathlib.Path) -> None:
+    program = graft.compile(lambda x: x, (torch.ones(3),), mode="eager")
+    program.profile((torch.ones(3),), repeat=2)
+    program.report.html(tmp_path / "out.html")
+    opened = Page(browser, tmp_path / "out.html")
+    for key in "1234567":
+        opened.page.keyboard.press(key)
+        expect(opened.page.locator("[role=tabpanel]")).not_to_be_empty()
     assert opened.said == []
     opened.context.close()

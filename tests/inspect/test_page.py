@@ -9,6 +9,8 @@ import gzip
 import json
 import pathlib
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -139,6 +141,17 @@ def test_mistakes_in_the_config() -> None:
         graft.Config(dump_formats="txt")  # type: ignore[arg-type]
     with pytest.raises(UnknownName, match="Did you mean 'txt'"):
         graft.Config(dump_formats=("text",))
+
+
+@pytest.mark.slow
+def test_the_example_writes_pages(tmp_path: pathlib.Path) -> None:
+    example = pathlib.Path(__file__).parents[2] / "examples" / "report.py"
+    command = [sys.executable, str(example), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = {path.stem: unpacked(path.read_text("utf-8")) for path in tmp_path.glob("*.html")}
+    assert set(found) == {"merge_projections", "side_projections"}
+    assert found["side_projections"]["plan"]["measured"]["streams"] == ["main", "query", "key"]
 
 
 def test_verification_may_undo_a_pass() -> None:

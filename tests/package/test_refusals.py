@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import random
 import struct
 import zipfile
@@ -89,7 +90,7 @@ def requires(field: str, value: Any) -> Change:
         (requires("machine", "riscv64"), r"it needs a riscv64 processor, here is .*\nCompile"),
         (requires("cpu", ["avx", "avx9000"]), r"it needs a processor with .*avx9000, here is one"),
         (requires("device", "cuda"), r"it needs a CUDA device, here is none.\nRun it on"),
-        (lambda m: m.update(version=2), r"its format has version 2, this torchgraft reads 1"),
+        (lambda m: m.update(version=1), r"its format has version 1, this torchgraft reads 2"),
         (lambda m: m.update(format="other"), r"it is not torchgraft's"),
     ],
 )
@@ -396,9 +397,10 @@ def fuzz(package: Path, folder: Path, count: int, seed: int) -> Iterator[GraftEr
 
 
 def test_mutated_packages(package: Path, tmp_path: Path) -> None:
-    found = list(fuzz(package, tmp_path, 300, seed=1))
+    count = int(os.environ.get("TORCHGRAFT_FUZZ", 300))
+    found = list(fuzz(package, tmp_path, count, seed=1))
     refused = [error for error in found if error is not None]
-    assert len(refused) > 200
+    assert len(refused) > count * 2 / 3
     assert all(str(error).count("\n") >= 1 for error in refused)  # what, and what to do
 
 

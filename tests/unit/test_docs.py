@@ -34,7 +34,18 @@ def test_every_dependency_has_a_reason() -> None:
     assert {re.split(r"[^\w.-]", name)[0] for name in listed} <= explained | {"torchgraft"}
 
 
+def anchors(page: pathlib.Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: pathlib.Path) -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
-    assert [link for link in links if not (page.parent / link).exists()] == []
+def test_every_link_leads_somewhere(page: pathlib.Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?://", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link

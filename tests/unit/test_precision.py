@@ -130,3 +130,22 @@ def test_mistakes_are_named() -> None:
         graft.Config(precision="flaot16")
     with pytest.raises(BadValue, match=r"Config.decompositions: expected operators to functions"):
         graft.Config(decompositions=[1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["float16", "mixed-float16", None])
+def test_a_rewrite_that_gives_integers_means_it(name: str | None) -> None:
+    @graft.pattern(register=False)
+    def quantize(x: Tensor, scale: float) -> Tensor:
+        return torch.clamp(torch.round(x * scale), -128, 127)
+
+    @quantize.replace(changes_type=True)
+    def _(m: Any) -> Tensor:
+        return torch.clamp(torch.round(m.x * m.scale), -128, 127).to(torch.int8)
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.clamp(torch.round(x * 4.0), -128, 127), x + 1
+
+    x = torch.tensor([1.0, -2.5, 100.0])
+    whole, other = compiled(fn, x, precision=name, patterns=(quantize,))(x)
+    assert (whole.dtype, whole.tolist()) == (torch.int8, [4, -10, 127])
+    assert other.dtype == torch.float32  # what nothing has changed keeps its type

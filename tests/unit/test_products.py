@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import torchgraft as graft
-from torchgraft import _torch
+from torchgraft._torch import generator
 from torchgraft.codegen import inductor, regions
 from torchgraft.config import Config
 
@@ -60,15 +60,15 @@ def test_weights_that_change_and_tuning_are_left_to_the_generator() -> None:
 def test_large_products_are_onednns_where_mkl_is_not_at_home(
     monkeypatch: pytest.MonkeyPatch, intel: bool, rows: int, expected: bool
 ) -> None:
-    monkeypatch.setattr(_torch, "is_intel", lambda: intel)
+    monkeypatch.setattr(generator, "is_intel", lambda: intel)
     given: list[bool] = []
-    plain = _torch.freeze
+    plain = generator._freeze
 
-    def freeze(gm: object, inputs: object, onednn: bool = False) -> object:
+    def freeze(gm: object, inputs: object, onednn: bool) -> object:
         given.append(onednn)
         return plain(gm, inputs, onednn)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_torch, "freeze", freeze)
+    monkeypatch.setattr(generator, "_freeze", freeze)
     model, x = nn.Linear(256, 256).eval(), torch.randn(rows, 256)
     compiled = graft.compile(model, (x,))
     assert given == [expected]
@@ -89,13 +89,13 @@ def test_code_asks_for_sizes_only_where_nobody_has(
     monkeypatch: pytest.MonkeyPatch, front: str, asks: bool
 ) -> None:
     given: list[dict[str, object]] = []
-    plain = _torch.inductor_compile
+    plain = generator.compile_graph
 
     def spy(*args: object, options: dict[str, object], **kwargs: object) -> object:
         given.append(dict(options))
         return plain(*args, options=options, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_torch, "inductor_compile", spy)
+    monkeypatch.setattr(generator, "compile_graph", spy)
     x = torch.randn(3, 4)
     if front == "compile":
         run = graft.compile(torch.sin, (x,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 
 import click
@@ -55,10 +56,15 @@ class Lazy(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; a mistake that torchgraft knows is a message and exit code 1."""
+        """Run the command; a mistake that torchgraft knows is a message and exit code 1, and so is
+        a file that cannot be read or written, unless a user's own script asked for it."""
         try:
             return super().invoke(ctx)
         except GraftError as error:
+            raise click.ClickException(str(error)) from error
+        except OSError as error:
+            if ctx.invoked_subcommand == "run" or error.errno == errno.EPIPE:
+                raise
             raise click.ClickException(str(error)) from error
 
 

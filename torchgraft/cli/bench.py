@@ -14,14 +14,21 @@ from rich.bar import Bar
 from rich.console import Console
 from rich.table import Table
 
-from torchgraft.cli.model import Given, Job, job, options, progress
+from torchgraft import progress
+from torchgraft.cli.model import Given, Job, job, options
 
 EAGER, THEIRS, OURS = "eager", "torch.compile", "torchgraft"
 
 
 @click.command()
 @options
-@click.option("--rounds", default=50, show_default=True, help="Calls of each; they take turns.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Calls of each; they take turns.",
+)
 @click.option("--against", type=click.Choice([EAGER, THEIRS]), multiple=True, help="Only these.")
 @click.option("--threads", type=int, help="For operators on CPU.  [default: torch's]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of table and plot.")
@@ -37,7 +44,8 @@ def bench(
 ) -> None:
     """Time MODEL: eager, torch.compile and torchgraft take turns.
 
-    Each is called a few times before the clock starts; compiling is timed apart.
+    Each is called a few times before the clock starts; compiling is timed apart, with the
+    caches that there are.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -67,9 +75,9 @@ def _calls(
     if EAGER in against:
         calls[EAGER] = lambda: eager(*args, **kwargs)
     if THEIRS in against:
-        theirs = torch.compile(eager, mode=None if mode == EAGER else mode)
+        theirs = torch.compile(work.source, mode=None if mode == EAGER else mode)
         calls[THEIRS] = lambda: theirs(*args, **kwargs)
-        with progress("torch.compile"), torch.no_grad():
+        with progress.shown("torch.compile"), torch.no_grad():
             start = time.perf_counter()
             calls[THEIRS]()
             compiling[THEIRS] = time.perf_counter() - start
@@ -86,8 +94,8 @@ def _rounds(
     """Seconds of each call; the calls take turns, so that noise falls on all alike."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     warm = 3
-    with progress("timing"), torch.no_grad():
-        for number in range(rounds + warm):
+    with progress.shown("timing", ticks=False), torch.no_grad():
+        for number in progress.each("round", range(rounds + warm)):
             for name, call in calls.items():
                 start = time.perf_counter()
                 call()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import time
 
 import click
 
+from torchgraft import progress
 from torchgraft.cli.model import Given, job, options
 from torchgraft.config import DUMP_FORMATS
 
@@ -37,13 +39,15 @@ def compile(
 
     Prints what was done and why. Exits with 1 where it cannot be compiled.
     """
+    for file in filter(None, (output, page)):  # fails now rather than when all is done
+        pathlib.Path(file).parent.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    compiled = job(model, inputs, device).compile(
-        mode, dump=dump, dump_formats=formats, require_full_compilation=full
-    )
+    work = job(model, inputs, device)  # kept until its weights are saved
+    compiled = work.compile(mode, dump=dump, dump_formats=formats, require_full_compilation=full)
     took = time.perf_counter() - start
     if output:
-        compiled.save(output)  # type: ignore[attr-defined, unused-ignore]
+        with progress.shown(f"saving {output}"):
+            compiled.save(output)
     if page:
         compiled.report.html(page)
     if as_json:

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import torchgraft as graft
-from torchgraft import _torch
+from torchgraft._torch import generator
 from torchgraft.errors import first_line
 
 OLDEST, NEWEST = (2, 11), (2, 13)
@@ -131,7 +131,7 @@ def _triton() -> Check:
 
 
 def _compiler() -> Check:
-    found = _torch.has_compiler()
+    found = generator.has_compiler()
     if found is None:
         advice = (
             "CPU programs run on ATen, node by node. Install g++ or clang++, or set CXX, "

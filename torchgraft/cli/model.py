@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -17,9 +16,10 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import torchgraft as graft
+from torchgraft import progress
 from torchgraft.config import MODES
-from torchgraft.errors import UnknownName
-from torchgraft.fx import load
+from torchgraft.errors import UnknownName, first_line
+from torchgraft.fx import load, script
 
 DTYPES = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
@@ -93,6 +93,19 @@ def _read(path: str) -> Tensor:
         raise click.ClickException(f"{path}: {error}") from None
 
 
+class DeviceType(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # click < 8.4
+    """A device of torch that is there."""
+
+    name = "DEVICE"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            torch.empty(0, device=value)
+        except (RuntimeError, AssertionError) as error:
+            self.fail(f"{value!r}: {first_line(error)}. `torchgraft doctor` says what is there.")
+        return value
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -100,7 +113,9 @@ def options(fn: F) -> F:
     """The arguments of every command that compiles a model."""
     for add in (
         click.option(
-            "--device", help="Where to run: cpu, cuda, cuda:1.  [default: the model's own]"
+            "--device",
+            type=DeviceType(),
+            help="Where to run: cpu, cuda, cuda:1.  [default: the model's own]",
         ),
         click.option("--mode", type=click.Choice(MODES), default="default", show_default=True),
         click.option(
@@ -139,9 +154,15 @@ class Job:
         found: Callable[..., Any] = self.model.module() if exported else self.model
         return found
 
+    @property
+    def source(self) -> Callable[..., Any]:
+        """The model for `torch.compile`, which takes no TorchScript: that as Python."""
+        scripted = isinstance(self.model, (torch.jit.ScriptModule, torch.jit.ScriptFunction))
+        return script.to_module(self.model).module if scripted else self.eager
+
     def compile(self, mode: str, **fields: Any) -> graft.Compiled:
         """The model, compiled for its inputs; progress is shown on a terminal."""
-        with progress("compiling"):
+        with progress.shown("compiling"):
             if isinstance(self.model, ExportedProgram):
                 return graft.compile(self.model, mode=mode, **fields)
             args = tuple(_moved(g, self.device) for g in self.given if g.name is None)
@@ -201,18 +222,3 @@ def _home(model: Any) -> torch.device:
     elif isinstance(model, nn.Module):
         held = model.state_dict()
     return next((tensor.device for tensor in held.values()), torch.device("cpu"))
-
-
-@contextlib.contextmanager
-def progress(what: str) -> Iterator[None]:
-    """A line that moves while something is under way; only on a terminal."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    from torchgraft.inspect.logs import listen
-
-    with console.status(what) as status, listen(lambda text: status.update(f"{what}: {text}")):
-        yield

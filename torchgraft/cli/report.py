@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from torchgraft.cli.model import Given, job, options, progress
+from torchgraft import progress
+from torchgraft.cli.model import Given, job, options
 
 
 @click.command()
@@ -25,10 +26,8 @@ def report(
     work = job(model, inputs, device)
     compiled = work.compile(mode)
     if measure or trace:
-        if work.kwargs:
-            raise click.UsageError("Named inputs cannot be measured. Give them in order.")
-        with progress("measuring"):
-            profile = compiled.profile(work.args)
+        with progress.shown("measuring", ticks=False):
+            profile = compiled.profile(work.args, work.kwargs)
         if trace:
             profile.save(trace)
             click.echo(trace)

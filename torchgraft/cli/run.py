@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import sys
 import traceback
@@ -81,6 +82,8 @@ def _show(error: Exception, script: str) -> None:
     while trace is not None and trace.tb_frame.f_code.co_filename != script:
         trace = trace.tb_next
     traceback.print_exception(type(error), error, trace or error.__traceback__)
+    if devices.is_mapped() and re.search(r"^PrivateUse1: registered .*kernel\]", str(error), re.M):
+        click.echo("Kernels for PrivateUse1 run on the simulated device: --device npu", err=True)
 
 
 @click.command("compat-path")

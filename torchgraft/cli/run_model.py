@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import torchgraft as graft
-from torchgraft import _torch
-from torchgraft.cli.model import Given, job, options, progress
+from torchgraft import _torch, progress
+from torchgraft.cli.model import Given, job, options
 from torchgraft.verify.compare import unlike
 
 
@@ -39,11 +39,10 @@ def run_model(
     work = job(model, inputs, device)
     args, kwargs = work.args, work.kwargs
     if program is not None:
-        load: Any = graft.load  # type: ignore[attr-defined, unused-ignore]
-        compiled = load(program)
+        compiled = graft.load(program)
     else:
         compiled = work.compile(mode)
-    with progress("running"), torch.no_grad():
+    with progress.shown("running"), torch.no_grad():
         want = _leaves(work.eager(*_copies(args), **_copies(kwargs)))
         got = _leaves(compiled(*_copies(args), **_copies(kwargs)))
     rows = [_row(i, *pair) for i, pair in enumerate(zip(want, got, strict=True))]

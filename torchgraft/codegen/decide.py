@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from torchgraft.codegen import inductor, regions, spread
 from torchgraft.codegen.regions import ATEN, GENERATED, KERNEL, Place
+from torchgraft.comm.ops import is_collective, is_wait
 from torchgraft.config import Config
 from torchgraft.fx import mark, names
 from torchgraft.report import Report
@@ -55,6 +56,8 @@ def decide(
 
 
 def _place(node: Node, config: Config, forced: _Forced, machine: str | None) -> Place:
+    if is_collective(node) or is_wait(node):
+        return regions.place(node)
     if config.mode == "eager":
         return Place(ATEN, "mode 'eager'", "mode")
     if (why := forced(node)) is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
+from torchgraft._torch import generator
 from torchgraft.config import Config
 from torchgraft.fx.cost import flops_of, has_formula
 from torchgraft.fx.decompose import decompose
@@ -36,9 +37,9 @@ def generate(
     options = options_for(gm, inputs, config)
     if checked and all(map(_lays_out, gm.graph.nodes)):
         options = _UNASKED | options
-    onednn = _by_onednn(_products(gm))
+    onednn = by_onednn(gm)
     gm = decompose(gm, inputs, _torch.inductor_decompositions())
-    return _torch.inductor_compile(
+    return generator.compile_graph(
         gm,
         inputs,
         options=options,
@@ -51,7 +52,7 @@ def generate(
 
 def options_for(gm: GraphModule, inputs: Sequence[Any], config: Config) -> dict[str, Any]:
     """Inductor's options for a region with these inputs."""
-    options = _torch.mode_options(_MODES.get(config.mode, config.mode))
+    options = generator.mode_options(_MODES.get(config.mode, config.mode))
     if config.mode != "max-autotune" and _by_generator(_products(gm)):
         options |= _MICRO
     mode, symbols = _torch.fake_mode_of(inputs), {s for v in inputs for s in _torch.symbols_of(v)}
@@ -109,9 +110,11 @@ def _by_generator(products: Sequence[tuple[int, int]]) -> bool:
     return 2 * small > sum(f for _, f in products)
 
 
-def _by_onednn(products: Sequence[tuple[int, int]]) -> bool:
+def by_onednn(gm: GraphModule) -> bool:
+    """Whether oneDNN, and not MKL, is to compute a region's products."""
+    products = _products(gm)
     work = sum(f for _, f in products)
-    return not _torch.is_intel() and work >= MANY_FLOPS * max(1, len(products))
+    return not generator.is_intel() and work >= MANY_FLOPS * max(1, len(products))
 
 
 _MODES = {"max-autotune": "max-autotune-no-cudagraphs"}
@@ -127,7 +130,7 @@ def unavailable(values: Sequence[Any]) -> str | None:
 
 @functools.cache
 def _compiler() -> str | None:
-    found = _torch.has_compiler()
+    found = generator.has_compiler()
     if found is None:
         log.warning(
             "torchgraft: no C++ compiler found, so CPU programs run on ATen, node by node. "

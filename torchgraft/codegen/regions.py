@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from torchgraft import _torch
+from torchgraft.comm.ops import is_collective, is_wait
+from torchgraft.comm.overlap import overlapped
 from torchgraft.fx import meta
 from torchgraft.fx.dialect import is_random, is_view
 from torchgraft.fx.label import stream_of
@@ -44,6 +46,8 @@ def place(node: Node) -> Place:
     target = node.target
     if target is operator.getitem and isinstance(node.args[0], Node):
         return place(node.args[0])
+    if is_collective(node) or is_wait(node):
+        return Place(KERNEL, "done by torch.distributed", "collective")
     if _torch.is_functionalised(target):
         return Place(
             KERNEL, "a custom operator that writes its inputs, launched on copies of them", _CUSTOM
@@ -194,11 +198,9 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
 
 def _is_barrier(node: Node) -> bool:
     """Whether the order of a call against all others must be kept."""
-    return (
-        not is_random(node)
-        and node.target is not aten.copy_.default
-        and node.is_impure(impure_random=False)
-    )
+    if is_random(node) or node.target is aten.copy_.default:
+        return False
+    return node.is_impure(impure_random=False) and not is_collective(node)
 
 
 def _place_writes(written: list[Node], places: dict[Node, Place], levels: dict[Node, int]) -> None:
@@ -212,12 +214,12 @@ def _place_writes(written: list[Node], places: dict[Node, Place], levels: dict[N
 
 
 def _units(places: dict[Node, Place], levels: dict[Node, int]) -> list[Unit]:
-    regions: dict[tuple[int, str], Unit] = {}
+    regions: dict[Any, Unit] = {}
     units: list[Unit] = []
     for node, place in places.items():
         source = node.args[0] if node.target is operator.getitem else None
         if place.runs == GENERATED:
-            key = (levels[node], stream_of(node))
+            key = (levels[node], stream_of(node), node.meta.get("between"))
             if key not in regions:
                 regions[key] = Unit("", Place(GENERATED), [])
                 units.append(regions[key])
@@ -256,6 +258,8 @@ def _sorted(units: list[Unit]) -> list[Unit]:
         else:
             keys.append((barriers, float("inf") if unit.is_barrier else 0, i))
             barriers += unit.is_barrier
+    if any(is_collective(unit.nodes[0]) for unit in units):
+        return [units[i] for i in overlapped([unit.nodes for unit in units], before, keys)]
     after: dict[int, list[int]] = {}
     for i, firsts in enumerate(before):
         for first in firsts:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft.codegen.atoms import Atom, atoms, split
+from torchgraft.comm.ops import is_collective
 from torchgraft.config import Config
 from torchgraft.fx.cost import NOMINAL, Machine
 from torchgraft.fx.dialect import is_random
@@ -96,6 +97,8 @@ def _fixed(gm: GraphModule, is_generated: Callable[[Node], bool], machine: Machi
             continue
         if stream_of(node) != MAIN or node.meta.get("after"):
             return "those of the program"
+        if is_collective(node):
+            return f"1, {node.name} is a collective"
         if node.target is not aten.copy_.default and (
             is_random(node) or node.is_impure(impure_random=False)
         ):

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from torchgraft import compat
+from torchgraft.compat import common
 from torchgraft.compat.air.config import CompilerConfig, NpuGraphExConfig
 from torchgraft.compat.options import Section
 from torchgraft.compat.refused import REFUSED
-from torchgraft.errors import NotOnThisDevice
+from torchgraft.errors import NotOnThisDevice, first_line
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -39,7 +40,11 @@ def check(path: Path) -> list[Problem]:
     was_installed = any(isinstance(finder, compat.Finder) for finder in sys.meta_path)
     compat.install(force=True)
     try:
-        found = [*_uses(tree, names, str(path)), *_options(tree, str(path))]
+        found = [
+            *_uses(tree, names, str(path)),
+            *_options(tree, str(path)),
+            *_settings(tree, names, str(path)),
+        ]
     finally:
         if not was_installed:
             compat.uninstall()
@@ -94,6 +99,8 @@ def _missing(name: str) -> str | None:
         if name == known or name.startswith(f"{known}."):
             return nearest
     head, *rest = name.split(".")
+    if name.startswith("torch.npu."):
+        return common.REFUSED.get(rest[1])
     if head not in compat.NAMES:
         return None
     held: Any = importlib.import_module(head)
@@ -112,6 +119,50 @@ def _missing(name: str) -> str | None:
             except ImportError:
                 return "there is nothing of this name; is it private, or of another version?"
     return None
+
+
+def _settings(tree: ast.AST, names: dict[str, str], path: str) -> Iterator[Problem]:
+    """Names and values that a config refuses, of those that stand in the script as they are."""
+    held: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Assign) and len(node.targets) == 1):
+            continue
+        [target], value = node.targets, node.value
+        if isinstance(target, ast.Name) and isinstance(value, ast.Call):
+            made = _CONFIGS.get(_dotted(value.func, names))
+            held |= {target.id: made()} if made is not None else {}
+        first, *groups = ast.unparse(target).split(".")
+        if first not in held or not groups:
+            continue
+        if (why := _refusal(held[first], groups, value)) is not None:
+            yield Problem(path, node.lineno, ".".join(groups), why)
+
+
+def _refusal(section: Any, groups: list[str], value: ast.expr) -> str | None:
+    """What setting an option raises. A value that is computed is not judged."""
+    try:
+        for group in groups:
+            holder, section = section, getattr(section, group)
+    except AttributeError as error:
+        return first_line(error)
+    try:
+        given = ast.literal_eval(value)
+    except ValueError:
+        return None
+    try:
+        setattr(holder, groups[-1], given)
+    except FileNotFoundError:
+        return None  # it may be there when the script runs
+    except (TypeError, ValueError) as error:
+        return first_line(error)
+    return None
+
+
+_CONFIGS: dict[str, type[Section]] = {
+    "torchair.CompilerConfig": CompilerConfig,
+    "torchair.configs.compiler_config.CompilerConfig": CompilerConfig,
+    "npugraph_ex.CompilerConfig": NpuGraphExConfig,
+}
 
 
 def _options(tree: ast.AST, path: str) -> Iterator[Problem]:

@@ -35,6 +35,11 @@ class Mapped(TorchFunctionMode):
     ) -> Any:
         args = tuple([mapped(arg, self.kind) for arg in args])
         named = {key: mapped(value, self.kind) for key, value in (kwargs or {}).items()}
+        if self.kind == "cpu":  # whose memory has no need to be pinned
+            if func is torch.Tensor.pin_memory:
+                return args[0].clone()
+            if named.get("pin_memory") is True:
+                named["pin_memory"] = False
         if func is torch.device and args and isinstance(args[0], torch.device):
             return args[0]
         return func(*args, **named)
@@ -86,6 +91,8 @@ def activate() -> None:
     _set(torch.nn.Module, "npu", _mover(chosen))
     _set(torch.Tensor, "is_npu", property(lambda self: self.device.type == chosen))
     _set(threading.Thread, "start", _in_threads(chosen, threading.Thread.start))
+    _set(torch.amp.autocast, "__init__", autocasts(lambda name: mapped(name, chosen)))
+    _set(torch, "Generator", _generators(chosen))
     _files()
 
 
@@ -126,6 +133,36 @@ def _mover(chosen: str) -> Callable[..., Any]:
         return self.to(mapped(where, chosen), non_blocking=bool(kwargs.get("non_blocking")))
 
     return npu
+
+
+def autocasts(change: Callable[[str], Any]) -> Callable[..., None]:
+    """`torch.autocast.__init__`, for the device that `change` makes of the named one. An NPU
+    computes in float16 where no dtype is said."""
+    plain: Any = torch.amp.autocast.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        to = str(change(device_type))
+        if to != device_type and dtype is None:
+            dtype = torch.float16
+        plain(self, to, dtype, *args, **kwargs)
+
+    return init
+
+
+def _generators(chosen: str) -> Any:
+    """`torch.Generator`, for which `npu` is another device. Its objects are torch's own."""
+    plain = torch.Generator
+
+    class Of(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, plain)
+
+    class Generator(metaclass=Of):
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return plain(mapped(device, chosen))
+
+    return Generator
 
 
 def _in_threads(chosen: str, start: Callable[..., None]) -> Callable[..., None]:

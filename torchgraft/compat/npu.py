@@ -5,20 +5,19 @@ graph; on CUDA they are CUDA's own."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from torchgraft.compat import common
 from torchgraft.compat import device as devices
-from torchgraft.compat.notes import without_effect
-from torchgraft.compat.simulated import amp
-from torchgraft.errors import NotOnThisDevice
+from torchgraft.compat.common import *  # noqa: F403
 from torchgraft.stream.markers import LABEL
-
-__all__ = ["amp"]
 
 
 def _cuda() -> bool:
@@ -152,10 +151,6 @@ def synchronize(device: Any = None) -> None:
         torch.cuda.synchronize(devices.mapped(device, "cuda"))
 
 
-def is_available() -> bool:
-    return True
-
-
 def device_count() -> int:
     return torch.cuda.device_count() if _cuda() else 1
 
@@ -174,11 +169,49 @@ def get_device_name(device: Any = None) -> str:
     return f"{devices.kind()} in place of an NPU"
 
 
+@dataclasses.dataclass(frozen=True)
+class Properties:
+    """What a device is."""
+
+    name: str
+    total_memory: int
+
+
+def get_device_properties(device: Any = None) -> Any:
+    if _cuda():
+        return torch.cuda.get_device_properties(devices.mapped(device, "cuda"))
+    return Properties(get_device_name(), mem_get_info()[1])
+
+
+def device(device: Any) -> contextlib.AbstractContextManager[Any]:
+    """Inside, another device is the current one. A CPU stands for every NPU there is."""
+    if _cuda():
+        return torch.cuda.device(devices.mapped(device, "cuda"))
+    return contextlib.nullcontext()
+
+
+def device_of(obj: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Inside, the device of a tensor is the current one."""
+    of: Any = torch.cuda.device_of if _cuda() else lambda obj: contextlib.nullcontext()
+    return of(obj)  # type: ignore[no-any-return]
+
+
 def manual_seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
 manual_seed_all = manual_seed
+
+
+def seed() -> None:
+    torch.seed()
+
+
+seed_all = seed
+
+
+def initial_seed() -> int:
+    return torch.cuda.initial_seed() if _cuda() else torch.initial_seed()
 
 
 def empty_cache() -> None:
@@ -194,20 +227,28 @@ def memory_allocated(device: Any = None) -> int:
 max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
 
 
+def memory_stats(device: Any = None) -> dict[str, Any]:
+    """Everything that the allocator counts; a CPU counts nothing."""
+    return dict(torch.cuda.memory_stats()) if _cuda() else {}
+
+
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """The statistics, a line for each."""
+    return "\n".join(f"{name:44} {value}" for name, value in memory_stats().items())
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """Free bytes and all bytes of the device, or of the host."""
+    if _cuda():
+        free, total = torch.cuda.mem_get_info()
+        return int(free), int(total)
+    page = os.sysconf("SC_PAGE_SIZE")
+    return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+
+
 def reset_peak_memory_stats(device: Any = None) -> None:
     if _cuda():
         torch.cuda.reset_peak_memory_stats()
-
-
-def is_initialized() -> bool:
-    return True
-
-
-def init() -> None: ...
-
-
-def is_bf16_supported() -> bool:
-    return True
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
@@ -221,22 +262,18 @@ def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
         torch.set_rng_state(new_state)
 
 
-def set_compile_mode(jit_compile: bool = False) -> None:
-    """How the NPU compiles operators."""
-    without_effect("torch.npu.", {"set_compile_mode": "operators run as they are"})
+def get_rng_state_all() -> list[torch.Tensor]:
+    return torch.cuda.get_rng_state_all() if _cuda() else [torch.get_rng_state()]
 
 
-def set_option(option: dict[str, Any]) -> None:
-    """Options of the NPU's compiler."""
-    without_effect("torch.npu.", {"set_option": "operators run as they are"})
-
-
-class _Missing(NotOnThisDevice, AttributeError):
-    """So that `hasattr(torch.npu, name)` is an answer."""
+def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
+    if _cuda():
+        torch.cuda.set_rng_state_all(new_states)
+    else:
+        torch.set_rng_state(new_states[0])
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_"):
-        raise AttributeError(name)
-    nearest = "The simulated device may have it: torchgraft run --device npu."
-    raise _Missing(f"torch.npu.{name}", nearest)
+    if _cuda() and not name.startswith("_") and hasattr(torch.cuda, name):
+        return getattr(torch.cuda, name)
+    return common.attribute(name, globals())

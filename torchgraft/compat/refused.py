@@ -25,6 +25,23 @@ REFUSED = {
     "use torch.nn.functional.",
 }
 
+FUSED = {
+    "npu_fusion_attention": "Use torch.nn.functional.scaled_dot_product_attention.",
+    "npu_prompt_flash_attention": "Use torch.nn.functional.scaled_dot_product_attention.",
+    "npu_incre_flash_attention": "Use torch.nn.functional.scaled_dot_product_attention.",
+    "npu_fused_infer_attention_score": "Use torch.nn.functional.scaled_dot_product_attention.",
+    "npu_rms_norm": "Use torch.nn.functional.rms_norm, which gives the first of its results.",
+    "npu_add_rms_norm": "Use torch.nn.functional.rms_norm on the sum.",
+    "npu_rotary_mul": "Use x * cos + rotate_half(x) * sin.",
+    "npu_swiglu": "Use torch.nn.functional.silu(a) * b on the halves of its input.",
+    "npu_geglu": "Use torch.nn.functional.gelu(a) * b on the halves of its input.",
+    "fast_gelu": "Use torch.nn.functional.gelu(x, approximate='tanh').",
+    "npu_linear": "Use torch.nn.functional.linear.",
+    "npu_bmmV2": "Use torch.bmm.",
+    "npu_dtype_cast": "Use x.to(dtype).",
+}
+"""Fused operators of `torch_npu`, with what computes the same."""
+
 
 def refuse(module: str, name: str) -> NoReturn:
     """For a module's `__getattr__`: `NotOnThisDevice` where the name is known, else as usual."""

@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
 import operator
+import re
 import types
 import warnings
 import weakref
@@ -24,6 +26,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Interpreter, Node, traceback
 
 from torchgraft import _torch
+from torchgraft._torch import groups
 from torchgraft.errors import CannotCapture, Specialised, first_line
 from torchgraft.fx import dialect, mark, meta
 from torchgraft.fx.decompose import Parts, inline, parts_of
@@ -147,7 +150,7 @@ def _interpreted(gm: GraphModule) -> GraphModule:
 
 
 def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
-    try:
+    def export(strict: bool) -> ExportedProgram:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.export(
@@ -155,14 +158,27 @@ def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
                 declared.args,
                 declared.kwargs,
                 dynamic_shapes=declared.dynamic,
-                strict=False,
+                strict=strict,
             )
+
+    groups.export_shards()
+    try:
+        exported = export(strict=False)
+        if not any(getattr(n.target, "namespace", "") == "c10d" for n in exported.graph.nodes):
+            return exported
+        return export(strict=True)  # Dynamo knows more collectives, such as `send`
     except Exception as error:
+        if "ScriptObject" in str(error):  # here, too: `broadcast`
+            with contextlib.suppress(Exception):
+                return export(strict=True)
         raise _cannot(_title(module), error, declared) from error
 
 
 def _title(module: torch.nn.Module) -> str:
     return module.name if isinstance(module, _Function) else type(module).__name__
+
+
+_NOT_USERS = ("torch", "torchgraft", "sympy", "typing_extensions")
 
 
 def _cannot(program: str, error: Exception, declared: Declared) -> CannotCapture:
@@ -171,7 +187,7 @@ def _cannot(program: str, error: Exception, declared: Declared) -> CannotCapture
     while trace is not None:
         code = trace.tb_frame.f_code
         module = str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
-        if module not in ("torch", "torchgraft", "sympy") and not code.co_filename.startswith("<"):
+        if module not in _NOT_USERS and not code.co_filename.startswith("<"):
             line = f"{code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     fix = (
@@ -186,6 +202,8 @@ def _cannot(program: str, error: Exception, declared: Declared) -> CannotCapture
             f"It was traced with {traced}. Where a program ties sizes together, declare sizes to "
             f"trace with that fit: graft.Input(min_shape=..., max_shape=..., example=...)."
         )
+    if "group cannot be None" in str(error) or "process group has not been init" in str(error):
+        fix = "Start it with torchrun and call torch.distributed.init_process_group() first."
     return CannotCapture(program, first_line(error), line, fix)
 
 
@@ -203,20 +221,32 @@ def from_exported(
     """
     # A composite operator to keep may lie inside another one, where only torch.export can keep it.
     nested = any(map(_torch.is_composite, keep))
-    parts = None if nested else parts_of(exported.graph, dialect.decompositions(keep, own))
+    shards = {name: groups.shard_of(held) for name, held in exported.state_dict.items()}
+    sharded = {name: shard for name, shard in shards.items() if shard is not None}
+    whole = nested or sharded
+    parts = None if whole else parts_of(exported.graph, dialect.decompositions(keep, own))
     if parts is None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exported = exported.run_decompositions(dialect.export_decompositions(keep, own))
-    return _Unlift(exported, freeze, declared, parts or {}).run()
+    return _Unlift(exported, freeze, declared, parts or {}, sharded).run()
+
+
+_SHARD = re.compile(r"(^|.*\.)parametrizations\.(\w+)\.original0")
 
 
 class _Unlift:
     """Copies an exported graph: weights become constants or states, mutations become `copy_`."""
 
     def __init__(
-        self, exported: ExportedProgram, freeze: bool, declared: Declared | None, parts: Parts
+        self,
+        exported: ExportedProgram,
+        freeze: bool,
+        declared: Declared | None,
+        parts: Parts,
+        shards: Mapping[str, Tensor],
     ) -> None:
+        self.shards = shards  # this rank's part of each weight that is a DTensor
         self.exported, self.freeze, self.declared, self.parts = exported, freeze, declared, parts
         self.signature = exported.graph_signature
         self.root = torch.nn.Module()
@@ -275,7 +305,7 @@ class _Unlift:
             self.exported.call_spec.out_spec,
             {str(s): _torch.symbol_range(mode, s) for s in symbols},
         )
-        saved = frozenset(self.exported.state_dict)
+        saved = frozenset(map(self._name, self.exported.state_dict))
         return Capture(gm, signature, self.states, self.weights, self.constants, saved)
 
     def _user_inputs(self) -> list[Spec]:
@@ -309,21 +339,22 @@ class _Unlift:
                     "Objects cannot be compiled ahead of time; use "
                     "torch.compile(model, backend='torchgraft').",
                 )
-            name = str(spec.target)
-            tensor = self._held(name).detach()
+            target = str(spec.target)
+            name = self._name(target)
+            tensor = self._held(target).detach()
             constant = spec.kind is InputKind.CONSTANT_TENSOR
-            if name in self.written or not (self.freeze or constant):
-                self.state_nodes[name] = self._placeholder(node)
+            if target in self.written or not (self.freeze or constant):
+                self.state_nodes[target] = self._placeholder(node)
                 self.states[name] = tensor
                 continue
-            constant = constant or name not in self.exported.state_dict  # a non-persistent buffer
+            constant = constant or target not in self.exported.state_dict  # a non-persistent buffer
             if constant:
                 attribute = f"_constant_{node.name}"
                 self._hold(attribute, tensor.clone())
             else:
                 attribute = f"_weight{len(self.weights)}"
                 self.root.register_buffer(attribute, tensor)
-                origin = Origin(self._held(name))
+                origin = Origin(self._held(target))
                 self.weights[name] = Weight(attribute, node.meta["val"], origin)
             copied = self.graph.create_node("get_attr", attribute, name=node.name)
             copied.meta = {"val": node.meta["val"], **({} if constant else {"weight": name})}
@@ -354,7 +385,14 @@ class _Unlift:
         else:
             setattr(self.root, attribute, value)
 
+    def _name(self, target: str) -> str:
+        """A weight's name in the model; torch.export renames those that are DTensors."""
+        plain = _SHARD.sub(r"\1\2", target)
+        return plain if plain in self.shards else target
+
     def _held(self, name: str) -> Tensor:
+        if (shard := self.shards.get(self._name(name))) is not None:
+            return shard
         held: Tensor | None = self.exported.state_dict.get(name)
         if held is None:
             held = self.exported.constants[name]

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
+from torchgraft.comm.ops import is_collective
 from torchgraft.fx import meta
 
 aten = torch.ops.aten
@@ -227,7 +228,7 @@ def is_random(node: Node) -> bool:
 
 def is_pure(node: Node) -> bool:
     """Whether a call with the same inputs always gives the same value and does nothing else."""
-    if node.op != "call_function" or is_random(node):
+    if node.op != "call_function" or is_random(node) or is_collective(node):
         return False
     if node.target is operator.getitem or not hasattr(node.target, "_schema"):
         return not _torch.is_higher_order(node.target)

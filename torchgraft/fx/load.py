@@ -21,6 +21,8 @@ def load(path: str | os.PathLike[str]) -> Any:
     try:
         with zipfile.ZipFile(path) as archive:
             inner = {name.partition("/")[2]: name for name in archive.namelist()}
+            if "manifest.json" in archive.namelist():
+                raise UnsupportedFile(path, "it is a compiled program already.", _COMPILED)
             if "archive_format" in inner:
                 _refuse_pickles(path, archive, inner)
                 return _read(path, torch.export.load)
@@ -56,6 +58,10 @@ def _refuse_pickles(path: Any, archive: zipfile.ZipFile, inner: dict[str, str]) 
                 ) from None
 
 
+_COMPILED = (
+    "graft.load takes it; torchgraft inspect FILE shows what is in it, and "
+    "torchgraft run-model MODEL --program FILE runs it."
+)
 _TRUSTED = "If you trust it, load it with torch.export.load and pass the ExportedProgram."
 _FORMS = "Save a program with torch.export.save (.pt2) or torch.jit.save (.pt)."
 

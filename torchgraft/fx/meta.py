@@ -234,7 +234,8 @@ def source_line(node: Node) -> str | None:
     """`file:line` of the model code that a node comes from, where it is known: the innermost line
     outside torch and torchgraft themselves, if there is one."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [f for f in frames if "/torch/" not in f[0] and not f[0].startswith(PACKAGE)] or frames
+    theirs = ("<eval_with_key>", PACKAGE)  # the first is code that torch.fx wrote, as in a branch
+    own = [f for f in frames if "/torch/" not in f[0] and not f[0].startswith(theirs)] or frames
     if not own:
         return None
     file, line = own[-1]

@@ -80,8 +80,13 @@ def _viewed(node: Node) -> Node | None:
 
 def replay(gm: GraphModule, node: Node, *inputs: Any) -> Any:
     """The value of one node, computed on ATen from the inputs alone."""
+    return torch.fx.Interpreter(_torch.graph_module(gm, alone(gm, node, len(inputs)))).run(*inputs)
+
+
+def alone(gm: GraphModule, node: Node, count: int) -> Graph:
+    """A graph of what one node needs, which takes the first `count` inputs and gives the node."""
     graph, env = Graph(), {}
-    for placeholder, _ in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=False):
+    for placeholder in gm.graph.find_nodes(op="placeholder")[:count]:
         env[placeholder] = graph.placeholder(placeholder.name)
 
     def copied(used: Node) -> Node:
@@ -90,4 +95,4 @@ def replay(gm: GraphModule, node: Node, *inputs: Any) -> Any:
         return env[used]
 
     graph.output(copied(node))
-    return torch.fx.Interpreter(_torch.graph_module(gm, graph)).run(*inputs)
+    return graph

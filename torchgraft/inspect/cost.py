@@ -21,6 +21,9 @@ def costs(program: Program) -> list[Cost]:
         nodes = regions.get(launch.kernel) or _node(launch, makers, program)
         touched = {*launch.reads, *(out for out in launch.outputs if out is not None)}
         moved = sum(bytes_of(values.get(buffer)) for buffer in touched)
+        if launch.kernel in regions:  # its code holds the constants
+            used = {held for node in nodes for held in node.all_input_nodes}
+            moved += sum(bytes_of(n.meta.get("val")) for n in used if n.op == "get_attr")
         if len(nodes) == 1 and is_view(nodes[0]):
             moved = 0
         found.append(Cost(moved, sum(map(flops_of, nodes)), tuple(n.name for n in nodes)))

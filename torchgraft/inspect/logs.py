@@ -5,9 +5,7 @@ The same goes to Python's logging: the loggers are `torchgraft.passes` and so on
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
 
 from torchgraft.errors import UnknownName
 
@@ -28,22 +26,3 @@ def configure(text: str | None) -> None:
         logger.addHandler(handler)
         logger.setLevel(logging.DEBUG)
         logger.propagate = False
-
-
-@contextlib.contextmanager
-def listen(see: Callable[[str], object]) -> Iterator[None]:
-    """Give the first line of what torchgraft logs to a function, for a progress line."""
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            see(record.getMessage().partition("\n")[0])
-
-    logger, handler = logging.getLogger(f"{ROOT}.passes"), Listener()
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)

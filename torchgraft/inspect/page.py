@@ -17,8 +17,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx import GraphModule
 
 from torchgraft.errors import NoProgram
+from torchgraft.fx import edit, meta
 from torchgraft.fx.cost import NOMINAL
 from torchgraft.inspect.cost import costs
 from torchgraft.inspect.graph import Row, row
@@ -94,6 +96,7 @@ def data(report: Report) -> dict[str, Any]:
         "placed": [dataclasses.asdict(node) for node in report.nodes],
         "streams": _streams(program),
         "trials": [dataclasses.asdict(one) for one in report.trials],
+        "branches": _branches(program),
         "conversions": [dataclasses.asdict(one) for one in report.conversions],
         "plan": _plan(program, program.profile),
     }
@@ -157,6 +160,16 @@ def _streams(program: Program) -> dict[str, str]:
     found: dict[str, str] = {}
     for launch, cost in zip(program.plan.launches, costs(program), strict=True):
         found.update(dict.fromkeys(cost.nodes, launch.stream))
+    return found
+
+
+def _branches(program: Program) -> dict[str, str]:
+    """The graphs that control flow chooses from, as text, by the node that holds each."""
+    found = {}
+    for node in program.gm.graph.find_nodes(op="get_attr"):
+        held = meta.attribute(program.gm, str(node.target))
+        if isinstance(held, GraphModule):
+            found[node.name] = edit.text(held)
     return found
 
 

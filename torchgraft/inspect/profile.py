@@ -12,13 +12,15 @@ from typing import Any, Protocol
 
 import torch
 
+from torchgraft import progress
+from torchgraft.comm.call import bind
 from torchgraft.fx.cost import Cost, Machine, bytes_of, main_dtype, measure
 from torchgraft.fx.dialect import is_view
 from torchgraft.inspect import trace
 from torchgraft.inspect.cost import costs
 from torchgraft.inspect.timeline import Timeline, measured
 from torchgraft.plan import Buffer, Launch, PlanStep
-from torchgraft.program import Program, link
+from torchgraft.program import Program, execute
 from torchgraft.run import host
 
 WARM_UP = 2
@@ -53,6 +55,11 @@ class Profile:
     def timeline(self) -> Timeline:
         """The call in the middle, by its length."""
         return sorted(self.calls, key=lambda call: call.seconds)[len(self.calls) // 2]
+
+    @property
+    def hidden(self) -> float | None:
+        """The share of the time of collectives in which something else ran; None without any."""
+        return self.timeline.hidden
 
     @property
     def trace(self) -> dict[str, Any]:
@@ -91,6 +98,7 @@ class Profile:
             f"{len(self.kernels)} launches, {total * 1e6:.1f} us in them",
             f"peak: {self.machine.bandwidth / 1e9:.1f} GB/s, "
             f"{self.machine.flops / 1e9:.1f} GFLOP/s",
+            *([] if self.hidden is None else [f"collectives: {self.hidden:.0%} hidden by others"]),
             f"{'us':>10} {'part':>6} {'MB':>9} {'MFLOP':>9} {'roofline':>8}  {'stream':8} kernel",
         ]
         same: dict[tuple[str, str], list[Kernel]] = {}
@@ -113,22 +121,17 @@ def profile(
 ) -> Profile:
     """Measure a program on the values of its graph's inputs.
 
-    Its plan is run launch by launch with a clock around each: on the host the thread's, on CUDA
-    events of the launch's stream. A captured CUDA graph is not taken apart; what it holds is run
-    one by one here. Inputs that the program writes are given as copies.
+    Inputs that the program writes are given as copies.
     """
     device = torch.device(program.report.device)
-    clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
-    run = _instrumented(program, clock)
-    sizes = buffer_sizes(program)
+    run = Stopwatch(program)
     calls: list[Timeline] = []
     with torch.no_grad():
-        for number in range(repeat + WARM_UP):
+        for number in progress.each("call", range(repeat + WARM_UP)):
             given = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
-            clock.begin()
-            run(given)
+            _, timeline = run(given)
             if number >= WARM_UP:
-                calls.append(measured(program.plan, clock.times(), sizes))
+                calls.append(timeline)
     values = [node.meta.get("val") for node in program.gm.graph.nodes]
     machine = measure(device, main_dtype(values))
     kernels = []
@@ -144,6 +147,24 @@ def profile(
     return program.profile
 
 
+class Stopwatch:
+    """Runs a program's plan launch by launch with a clock around each: on the host the thread's, on
+    a device events of the launch's stream. A captured CUDA graph is not taken apart; what it holds
+    is run one by one here. One call at a time."""
+
+    def __init__(self, program: Program) -> None:
+        device = torch.device(program.report.device)
+        self._clock: Clock = HostClock() if device.type == "cpu" else DeviceClock(device)
+        self._run = _instrumented(program, self._clock)
+        self._plan, self._sizes = program.plan, buffer_sizes(program)
+
+    def __call__(self, inputs: list[Any]) -> tuple[Any, Timeline]:
+        """The outputs, and when each launch ran."""
+        self._clock.begin()
+        result = self._run(inputs)
+        return result, measured(self._plan, self._clock.times(), self._sizes)
+
+
 def buffer_sizes(program: Program) -> dict[Buffer, int]:
     """The memory of each buffer; a view has none of its own."""
     return {
@@ -155,23 +176,24 @@ def buffer_sizes(program: Program) -> dict[Buffer, int]:
 def _timed(call: Callable[[], object], device: torch.device) -> float:
     start = time.perf_counter()
     call()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
     return time.perf_counter() - start
 
 
 def _instrumented(program: Program, clock: Clock) -> Any:
     """The program's plan, linked over kernels that are timed: each launch gets one of its own."""
+    plan, bound, guarded = bind(program.plan, program.linker.kernels)
     kernels: dict[str, host.Kernel] = {}
     steps: list[PlanStep] = []
-    for step in program.plan.steps:
+    for step in plan.steps:
         if isinstance(step, Launch):
-            kernel, number = program.linker.kernels[step.kernel], len(kernels)
+            kernel, number = bound[step.kernel], len(kernels)
             kernels[str(number)] = host.Kernel(clock.around(kernel.fn, number), kernel.boxed)
             step = dataclasses.replace(step, kernel=str(number))
         steps.append(step)
-    plan = dataclasses.replace(program.plan, steps=tuple(steps))
-    return link(plan, kernels, program.linker.constants, program.report.device)
+    plan = dataclasses.replace(plan, steps=tuple(steps))
+    return guarded(execute(plan, kernels, program.linker.constants, program.report.device))
 
 
 class Clock(Protocol):
@@ -202,16 +224,19 @@ class HostClock:
         return [span for _, span in sorted(self._spans.items())]
 
 
-class CudaClock:
+class DeviceClock:
     """Launches by events on the stream that they are enqueued on."""
 
+    def __init__(self, device: torch.device) -> None:
+        self._api: Any = torch.get_device_module(device)
+
     def begin(self) -> None:
-        torch.cuda.synchronize()
-        self._events: dict[int, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
+        self._api.synchronize()
+        self._events: dict[int, tuple[Any, Any]] = {}
         self._start = self._event()
 
-    def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    def _event(self) -> Any:
+        event = self._api.Event(enable_timing=True)
         event.record()
         return event
 
@@ -225,7 +250,7 @@ class CudaClock:
         return timed
 
     def times(self) -> list[tuple[float, float]]:
-        torch.cuda.synchronize()
+        self._api.synchronize()
         return [
             (self._start.elapsed_time(start) / 1e3, self._start.elapsed_time(end) / 1e3)
             for _, (start, end) in sorted(self._events.items())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 
-from torchgraft.plan import Buffer, Free, Launch, Plan, Record, Wait
+from torchgraft.plan import Buffer, Collective, Free, Launch, Plan, Record, Wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Span:
     start: float
     end: float
     critical: bool = False
+    collective: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,21 @@ class Timeline:
         return max((span.end for span in self.spans), default=0.0)
 
     @property
+    def hidden(self) -> float | None:
+        """The share of the time of collectives in which something else ran; None without any."""
+        talks = [span for span in self.spans if span.collective]
+        works = [span for span in self.spans if not span.collective]
+        total = sum(talk.end - talk.start for talk in talks)
+        if not total:
+            return None
+        cuts = sorted({time for span in self.spans for time in (span.start, span.end)})
+        hidden = 0.0
+        for start, end in itertools.pairwise(cuts):
+            if any(w.start <= start and end <= w.end for w in works):
+                hidden += (end - start) * sum(t.start <= start and end <= t.end for t in talks)
+        return hidden / total
+
+    @property
     def streams(self) -> list[str]:
         return list(dict.fromkeys(span.stream for span in self.spans))
 
@@ -61,7 +78,8 @@ def predict(plan: Plan, durations: Sequence[float], sizes: Mapping[Buffer, int])
             index = len(spans)
             cause[index] = last.get(step.stream)
             end = now + durations[index]
-            spans.append(Span(index, step.kernel, step.stream, now, end))
+            talks = isinstance(step, Collective)
+            spans.append(Span(index, step.kernel, step.stream, now, end, collective=talks))
             at[step.stream], last[step.stream] = end, index
         elif isinstance(step, Record):
             events[step.event] = (now, last.get(step.stream))
@@ -80,7 +98,10 @@ def measured(
     """The timeline of launches with known starts and ends; critical is the chain of launches,
     each behind the latest one that it had to wait for."""
     launches = plan.launches
-    spans = [Span(i, launch.kernel, launch.stream, *times[i]) for i, launch in enumerate(launches)]
+    spans = [
+        Span(i, step.kernel, step.stream, *times[i], collective=isinstance(step, Collective))
+        for i, step in enumerate(launches)
+    ]
     before: dict[int, list[int]] = {}
     last: dict[str, int] = {}
     for i, span in enumerate(spans):

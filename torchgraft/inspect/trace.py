@@ -16,12 +16,17 @@ from typing import Any
 from torchgraft.inspect.timeline import Timeline
 
 Event = dict[str, Any]
+SHORTER = 1e-9
+"""Seconds off each slice. Perfetto cuts times to nanoseconds and drops a slice that then begins
+before the last one on its track is over, which those that touch might."""
 
 
 class Trace:
     """Events in the making. A track is a name within a process, such as a stream of a program."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 1) -> None:
+        """`first`: the number of the first process and track, where others are there already."""
+        self._first = first
         self._events: list[Event] = []
         self._tracks: dict[tuple[str, str], tuple[int, int]] = {}
         self._processes: dict[str, int] = {}
@@ -31,9 +36,11 @@ class Trace:
         """The pid and tid of a track; made when first asked for, shown in that order."""
         if (process, name) not in self._tracks:
             if process not in self._processes:
-                self._processes[process] = len(self._processes) + 1
-                self._meta(self._processes[process], 0, "process_name", name=process)
-            where = (self._processes[process], len(self._tracks) + 1)
+                # Not 0, and the process's own events on a thread of its number: to Perfetto
+                # thread 0 is the kernel's idle one.
+                pid = self._processes[process] = len(self._processes) + self._first
+                self._meta(pid, pid, "process_name", name=process)
+            where = (self._processes[process], len(self._tracks) + self._first)
             self._tracks[process, name] = where
             self._meta(*where, "thread_name", name=name)
             self._meta(*where, "thread_sort_index", sort_index=where[1])
@@ -58,7 +65,7 @@ class Trace:
                 "pid": track[0],
                 "tid": track[1],
                 "ts": start * 1e6,
-                "dur": max(end - start, 0) * 1e6,
+                "dur": max(end - start - SHORTER, 0) * 1e6,
                 "name": name,
                 "cat": category,
                 "args": dict(args),
@@ -70,7 +77,7 @@ class Trace:
     ) -> None:
         """An arrow from the slice around `start` on one track to the one around `end`."""
         self._flows += 1
-        both = {"name": name, "cat": "wait", "id": self._flows}
+        both = {"name": name, "cat": "wait", "id": self._flows + self._first - 1}
         first = {"ph": "s", "pid": source[0], "tid": source[1], "ts": start * 1e6}
         last = {"ph": "f", "bp": "e", "pid": to[0], "tid": to[1], "ts": end * 1e6}
         self._events += [{**both, **first}, {**both, **last}]
@@ -79,7 +86,7 @@ class Trace:
         """A number that has this value from `at` on."""
         pid = self._processes[process]
         self._events.append(
-            {"ph": "C", "pid": pid, "tid": 0, "ts": at * 1e6, "name": name, "args": {name: value}}
+            {"ph": "C", "pid": pid, "tid": pid, "ts": at * 1e6, "name": name, "args": {name: value}}
         )
 
     def data(self) -> dict[str, Any]:

@@ -19,13 +19,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch.utils import cpp_extension
 
 from torchgraft.errors import NativeBuild, UnknownName
 from torchgraft.op.cpp import cache_dir, first_error, locked
 
 SOURCE = Path(__file__).parent
 FLAGS = ("-O2", "-std=c++20", "-fPIC", "-DNDEBUG", "-w")
+MODULE = str(sysconfig.get_config_var("EXT_SUFFIX"))
+"""How the name of a module in C++ ends that this Python can import."""
 _OWN = {".cpp", ".h", ".hpp", ".txt", ".in", ".cmake"}
 
 
@@ -83,6 +84,8 @@ def built(target: str) -> Root | None:
         raise UnknownName("native target", target, targets(), where="torchgraft.native")
     if given := os.environ.get("TORCHGRAFT_NATIVE"):
         return Root(Path(given))
+    if not any((cache_dir() / "native").glob(f"{target}-*")):  # none of any content
+        return None
     try:
         place = _place(target, _tools(target))
     except NativeBuild:
@@ -124,7 +127,7 @@ def _find(name: str) -> str | None:
 def _digest(target: str, tools: _Tools) -> str:
     """A name for everything that the result depends on."""
     parts = [torch.__version__, str(torch.compiled_with_cxx11_abi()), str(_torch_root())]
-    parts += [_version(tools.cxx), *FLAGS]
+    parts += [_version(tools.cxx), *FLAGS, _python_headers(), MODULE]
     for path in _sources(target):
         parts += [str(path.relative_to(SOURCE)), path.read_text(encoding="utf-8")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -142,6 +145,12 @@ def _sources(target: str) -> Iterator[Path]:
 @functools.cache
 def _version(tool: str) -> str:
     return subprocess.run([tool, "--version"], capture_output=True, text=True).stdout + tool
+
+
+def _python_headers() -> str:
+    """Where this Python has its headers; empty where it has none."""
+    folder = Path(sysconfig.get_path("include"))
+    return str(folder) if (folder / "Python.h").exists() else ""
 
 
 def _torch_root() -> Path:
@@ -162,6 +171,8 @@ def _build(target: str, tools: _Tools, root: Path) -> None:
             f"-DTORCH_ROOT={_torch_root()}",
             f"-DGRAFT_TORCH={torch.__version__}",
             f"-DGRAFT_ABI={int(torch.compiled_with_cxx11_abi())}",
+            f"-DGRAFT_PYTHON={_python_headers()}",
+            f"-DGRAFT_SUFFIX={MODULE}",
         ]
         _run(target, configure, root)
         compile_ = [tools.cmake, "--build", str(Path(scratch, "build")), "--target", "install"]
@@ -174,6 +185,8 @@ def _header(tools: _Tools) -> Path:
 
     A file that includes ATen takes 20 to 35 s to compile without it, and 2 to 4 s with it.
     """
+    from torch.utils import cpp_extension  # slow to import, and a root that is built needs none
+
     text = "#include <torch/script.h>\n#include <torch/library.h>\n"
     abi = int(torch.compiled_with_cxx11_abi())
     command = [tools.cxx, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from torchgraft.compile import compile
+from torchgraft.config import Config
 from torchgraft.fx.script.runtime import ENUMS
 from torchgraft.inputs import Input
+from torchgraft.package.save import packaged
 from torchgraft.package.script import to_script
 
 
@@ -29,16 +30,17 @@ def serve(folder: str) -> None:
 
 def _compile(place: Path, request: Mapping[str, Any]) -> None:
     module = torch.jit.load(place / "given.pt").eval()  # type: ignore[no-untyped-call]
-    compiled = compile(
-        module,
-        _inputs(request["inputs"]),
+    config = Config(
+        precision=request["precision"],
         min_block_size=request["min_block_size"],
         require_full_compilation=request["require_full_compilation"],
         torch_executed_ops=tuple(request["torch_executed_ops"]),
         torch_executed_modules=tuple(request["torch_executed_modules"]),
     )
-    compiled.save(place / "program.graft")
-    to_script(compiled).save(str(place / "module.pt"))
+    compiled, package = packaged(module, _inputs(request["inputs"]), config)
+    content = package.content()
+    (place / "program.graft").write_bytes(content)
+    to_script(compiled, content).save(str(place / "module.pt"))
 
 
 def _inputs(gears: list[list[dict[str, Any]]]) -> tuple[Input, ...]:

@@ -19,7 +19,7 @@ from torchgraft.errors import BadPackage, first_line
 from torchgraft.package.codec import field, index
 
 MANIFEST, WEIGHTS, KEY = "manifest.json", "weights.safetensors", "key.json"
-FORMAT, VERSION = "torchgraft", 1
+FORMAT, VERSION = "torchgraft", 2
 MOST_MEMBERS = 4096
 MOST_JSON = 256 << 20
 """The largest member that is read as JSON, in bytes."""

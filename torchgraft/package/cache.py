@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from torchgraft.compile import Compiled, captured_for
 from torchgraft.config import Config
 from torchgraft.errors import BadPackage, BadValue, GraftError, NotSavable, first_line
@@ -20,7 +18,8 @@ from torchgraft.package.archive import KEY, TEMPORARY, Archive
 from torchgraft.package.fingerprint import Unknowable
 from torchgraft.package.key import Key, differences, digest, key_of
 from torchgraft.package.load import Loaded, opened
-from torchgraft.package.save import pack
+from torchgraft.package.ranks import turn
+from torchgraft.package.save import ahead, weights_of
 
 log = logging.getLogger("torchgraft")
 
@@ -42,8 +41,45 @@ class Cache:
             key = key_of(name, front_end, captures, config)
         except Unknowable as error:
             return _uncached(name, front_end, captures, config, f"not cached: {error}")
-        path = self.folder / f"{digest(key)}.graft"
-        why = self.explain(key)
+        part = turn(key, captures)
+        if part is None:
+            return self._own(key, name, front_end, captures, config)
+        if part.first:
+            made: list[Compiled] = []
+
+            def make() -> Path | None:
+                made.append(self._own(key, name, front_end, captures, config))
+                return self._path(key) if isinstance(made[0], Loaded) else None
+
+            part.compile(make)
+            return made[0]
+        path = part.package(self.folder)
+        why = "the first rank made no package that this one can see"
+        if path is not None:
+            try:
+                return self._taken(path, captures)
+            except (GraftError, OSError) as error:
+                why = first_line(error)
+        compiled = self._own(key, name, front_end, captures, config)
+        compiled.report.notes.append(f"compiled by this rank itself: {why}")
+        return compiled
+
+    def _path(self, key: Key) -> Path:
+        return self.folder / f"{digest(key)}.graft"
+
+    def _taken(self, path: Path, captures: Sequence[Capture]) -> Loaded:
+        """What another rank compiled, with the weights of this one."""
+        loaded = opened(path)
+        loaded.use_states({n: t for c in captures for n, t in c.states.items()})
+        loaded.use_weights(weights_of(captures))
+        loaded.report.notes.append("another rank compiled it: nothing was compiled here")
+        return loaded
+
+    def _own(
+        self, key: Key, name: str, front_end: str, captures: Sequence[Capture], config: Config
+    ) -> Compiled:
+        """The program from the cache, else compiled here and kept there."""
+        path, why = self._path(key), self.explain(key)
         if path.exists():
             try:
                 return self._hit(path, captures)
@@ -51,9 +87,7 @@ class Cache:
                 why = f"the entry was no good: {first_line(error)}"
                 log.warning("torchgraft: %s", why)
         try:
-            package = pack(
-                Compiled(name, front_end, captures, config, link=False), _weights(captures)
-            )
+            _, package = ahead(name, front_end, captures, config)
         except NotSavable as error:
             return _uncached(name, front_end, captures, config, f"not cached: {error.why}")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +100,7 @@ class Cache:
 
     def explain(self, key: Key) -> str:
         """Why a program with this key is not in the cache: what differs from the nearest one."""
-        if (self.folder / f"{digest(key)}.graft").exists():
+        if self._path(key).exists():
             return "it is in the cache"
         nearest: list[str] | None = None
         for entry in self._entries()[-_COMPARED:]:
@@ -120,14 +154,6 @@ class Cache:
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _ABANDONED:
                     path.unlink()
-
-
-def _weights(captures: Sequence[Capture]) -> dict[str, Tensor]:
-    return {
-        name: getattr(taken.gm, weight.attribute)
-        for taken in captures
-        for name, weight in taken.weights.items()
-    }
 
 
 def _uncached(

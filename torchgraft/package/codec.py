@@ -11,8 +11,7 @@ import torch
 
 from torchgraft import _torch
 from torchgraft.errors import BadPackage, NotSavable
-from torchgraft.package import _torch as private
-from torchgraft.plan import Buffer, Free, Launch, Plan, PlanStep, Record, Wait
+from torchgraft.plan import Buffer, Collective, Free, Launch, Plan, PlanStep, Record, Wait
 from torchgraft.signature import ConstSpec, Signature, Spec, TensorSpec
 
 DEEPEST = 64
@@ -129,6 +128,7 @@ def plan(made: Plan) -> dict[str, Any]:
 
 def _step(step: PlanStep) -> dict[str, Any]:
     if isinstance(step, Launch):
+        told = {name: getattr(step, name) for name in _TOLD if isinstance(step, Collective)}
         return {
             "launch": step.kernel,
             "stream": step.stream,
@@ -137,6 +137,7 @@ def _step(step: PlanStep) -> dict[str, Any]:
             "outputs": [None if out is None else out.index for out in step.outputs],
             "unpack": step.unpack,
             "writes": [buffer.index for buffer in step.writes],
+            **({"collective": told} if told else {}),
         }
     if isinstance(step, Free):
         return {"free": step.buffer.index, "stream": step.stream}
@@ -156,9 +157,14 @@ def to_plan(data: Any, device: Device = torch.device) -> Plan:
 
 def pairs(data: Any, name: str) -> list[Any]:
     """`data[name]`, which must be a list of lists of two."""
+    return rows(data, name, 2)
+
+
+def rows(data: Any, name: str, length: int) -> list[Any]:
+    """`data[name]`, which must be a list of lists of a length."""
     found: list[Any] = field(data, name, list)
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in found):
-        raise BadPackage(f"{name!r} must be a list of pairs")
+    if not all(isinstance(row, list) and len(row) == length for row in found):
+        raise BadPackage(f"{name!r} must be a list of lists of {length}")
     return found
 
 
@@ -168,7 +174,7 @@ def _to_step(data: Any, device: Device) -> PlanStep:
         outputs = [None if b is None else Buffer(index(b)) for b in field(data, "outputs", list)]
         if not (unpack := field(data, "unpack", bool)) and len(outputs) > 1:
             raise BadPackage("a launch that gives one value has several outputs")
-        return Launch(
+        launch = (
             text(data["launch"]),
             tuple(to_value(arg, device) for arg in field(data, "args", list)),
             tuple((text(k), to_value(arg, device)) for k, arg in pairs(data, "kwargs")),
@@ -177,11 +183,30 @@ def _to_step(data: Any, device: Device) -> PlanStep:
             stream,
             tuple(Buffer(index(b)) for b in field(data, "writes", list)),
         )
+        if "collective" not in data:
+            return Launch(*launch)
+        return _collective(launch, field(data, "collective", dict))
     if "free" in data:
         return Free(Buffer(index(data["free"])), stream)
     if "record" in data:
         return Record(field(data, "record", str), stream)
     return Wait(field(data, "wait", str), stream)
+
+
+def _collective(launch: tuple[Any, ...], told: Any) -> Collective:
+    if not launch[1] or not isinstance(launch[1][-1], str):
+        raise BadPackage("a collective names no group")
+    bytes_, line = told.get("nbytes"), told.get("line")
+    about: dict[str, Any] = {
+        "kind": field(told, "kind", str),
+        "type": field(told, "type", str),
+        "nbytes": None if bytes_ is None else index(bytes_, 2**63),
+        "line": None if line is None else text(line),
+    }
+    return Collective(*launch, **about)
+
+
+_TOLD = ("kind", "type", "nbytes", "line")
 
 
 # --- Expressions of sizes ---
@@ -199,7 +224,7 @@ def expression(expr: Any) -> Any:
         return str(expr) == "True"
     if getattr(expr, "is_Rational", False):
         return {"e": "Rational", "a": [int(expr.p), int(expr.q)]}
-    for name, function in private.size_functions().items():
+    for name, function in _torch.size_functions().items():
         if expr.func is function:
             return {"e": name, "a": [expression(arg) for arg in expr.args]}
     raise NotSavable(f"a size is {expr}, and {expr.func.__name__} has no form in a file", "")
@@ -214,8 +239,8 @@ def to_expression(data: Any, depth: int = 0) -> Any:
     if depth > DEEPEST or not isinstance(data, dict):
         raise BadPackage(f"not a size: {str(data)[:80]}")
     if set(data) == {"s"}:
-        return private.size_symbol(text(data["s"]))
-    function = private.size_functions().get(text(data.get("e")))
+        return _torch.size_symbol(text(data["s"]))
+    function = _torch.size_functions().get(text(data.get("e")))
     args = [to_expression(arg, depth + 1) for arg in field(data, "a", list)]
     if function is None or (data["e"] == "Pow" and args[1:] not in ([2], [3], [4], [-1])):
         raise BadPackage(f"not a size: {str(data)[:80]}")
@@ -243,7 +268,7 @@ def tree(spec: Any) -> Any:
     if getattr(torch.return_types, name, None) is spec.type:
         return {"returns": [name, [tree(child) for child in children]]}
     try:
-        return {"pytree": private.dump_tree(spec)}
+        return {"pytree": _torch.dump_tree(spec)}
     except Exception as error:
         raise NotSavable(
             f"a {name} among its inputs or outputs has no form in a file ({error})",
@@ -273,7 +298,7 @@ def _nested(data: Any, depth: int = 0) -> Any:
                 return found([_nested(part, depth + 1) for part in parts])
         if kind == "pytree" and isinstance(inner, str):
             try:
-                return private.parse_tree(inner)
+                return _torch.parse_tree(inner)
             except Exception as error:
                 raise BadPackage(
                     f"its inputs or outputs hold an object of a class that is not known here "
@@ -372,6 +397,15 @@ _FUNCTIONS: tuple[Any, ...] = (
 )
 BUILTINS: Mapping[str, Callable[..., Any]] = {fn.__name__: fn for fn in _FUNCTIONS}
 """Functions of sizes and of sequences that a launch may name besides operators."""
+
+
+_TORCH = {"aten", "prims", "prim", "mkldnn", "onednn", "mkl", "inductor", "quantized_decomposed"}
+_TORCH |= {"_c10d_functional", "_dtensor", "torchgraft"}  # the last has send and recv
+
+
+def is_torchs(name: str) -> bool:
+    """Whether an operator, such as `aten::relu`, comes with torch."""
+    return name.partition("::")[0] in _TORCH
 
 
 def target(fn: Any) -> dict[str, str] | None:

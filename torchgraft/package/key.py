@@ -16,12 +16,14 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
+from torchgraft._torch import generator
+from torchgraft.comm.group import name_of
+from torchgraft.comm.ops import is_collective
 from torchgraft.config import FIELDS, Config
 from torchgraft.convert.define import candidates
 from torchgraft.errors import NotSavable
 from torchgraft.fx import edit, mark, meta
 from torchgraft.fx.capture import Capture
-from torchgraft.package import _torch as private
 from torchgraft.package import codec, machine
 from torchgraft.package.fingerprint import fingerprint, tensor
 from torchgraft.passes.pipeline import passes_for
@@ -116,7 +118,10 @@ def _nodes(gm: GraphModule, path: str) -> dict[str, str]:
 def _line(node: Node) -> str:
     target = edit.target_name(node.target)
     marks = {**(node.meta.get("custom") or {}), "fallback": mark.in_fallback(node)}
-    call = f"{node.op} {target} {node.args} {node.kwargs}"
+    args = node.args
+    if is_collective(node):  # torch's name of a group is another one on each rank
+        args = (*args[:-1], name_of(args[-1]))
+    call = f"{node.op} {target} {args} {node.kwargs}"
     return f"{call} {_type(node.meta.get('val'))} {marks} {mark.modules_of(node)}"
 
 
@@ -144,7 +149,7 @@ def _passes(config: Config) -> dict[str, str]:
 def _config(config: Config) -> dict[str, str]:
     items = {name: _setting(getattr(config, name)) for name in FIELDS if name not in _ELSEWHERE}
     options = {f"inductor.{name}": fingerprint(held) for name, held in config.inductor.items()}
-    return {**items, **options, "inductor": private.inductor_settings()}
+    return {**items, **options, "inductor": generator.settings_hash()}
 
 
 def _setting(held: Any) -> str:
@@ -177,7 +182,7 @@ def _machine(captures: Sequence[Capture]) -> dict[str, str]:
     return {
         "machine": platform.machine(),
         "cpu": " ".join(machine.cpu_sets()),
-        "compiler": f"{os.environ.get('CXX')} {_torch.has_compiler()}",
+        "compiler": f"{os.environ.get('CXX')} {generator.has_compiler()}",
         "devices": " ".join(devices),
         "capability": " ".join(
             str(torch.cuda.get_device_capability(d)) for d in devices if d.startswith("cuda")

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
+from torchgraft._torch import generator
 from torchgraft.codegen import inductor
 from torchgraft.config import Config
 from torchgraft.errors import NotSavable
 from torchgraft.fx.decompose import decompose
 from torchgraft.link import Linker
-from torchgraft.package import _torch as private
 
 _NUMBERS = itertools.count()
 
@@ -34,7 +34,7 @@ class Library:
     int_outputs: Sequence[bool]
 
     def __post_init__(self) -> None:
-        run = private.aot_load(self.path, self.device, self.constants)
+        run = generator.aot_load(self.path, self.device, self.constants)
         self.run = with_ints(run, self.ints, self.int_outputs)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
@@ -66,7 +66,7 @@ def _carried(gm: GraphModule, values: Sequence[Any]) -> list[Any]:
     for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         if isinstance(values[i], Tensor):
             continue
-        if not private.is_size(mode, values[i]):
+        if not _torch.is_size(mode, values[i]):
             raise NotSavable(f"{node.name} may be negative", "")  # so the region runs on ATen
         with mode:
             carried[i] = torch.empty_strided((values[i],), (0,), dtype=torch.uint8)
@@ -91,8 +91,13 @@ class LibraryLinker(Linker):
         carried = _carried(inner, values)
         gm = decompose(inner, carried, _torch.inductor_decompositions())
         options = inductor.options_for(gm, carried, config or self.config)
-        constants = private.aot_compile(
-            gm, carried, options=options, path=path, folded=prepare.folded
+        constants = generator.aot_compile(
+            gm,
+            carried,
+            options=options,
+            path=path,
+            folded=prepare.folded,
+            onednn=inductor.by_onednn(gm),
         )
         kinds = [v.device for v in (*values, *made) if isinstance(v, Tensor)]
         device = next((d for d in kinds if d.type != "cpu"), torch.device("cpu"))

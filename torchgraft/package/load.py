@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgraft import _torch
+from torchgraft._torch import generator, groups
 from torchgraft.compile import Compiled, check_weights
 from torchgraft.config import MODES, Config
 from torchgraft.errors import (
@@ -21,11 +23,10 @@ from torchgraft.errors import (
     WeightMismatch,
     first_line,
 )
-from torchgraft.fx import edit, meta, returned
+from torchgraft.fx import edit
 from torchgraft.fx.capture import Capture
 from torchgraft.fx.returned import View
 from torchgraft.link import Branch
-from torchgraft.package import _torch as private
 from torchgraft.package import codec, machine, tensors
 from torchgraft.package.archive import KEY, MANIFEST, WEIGHTS, Archive, write
 from torchgraft.package.codec import field, index, text
@@ -192,14 +193,36 @@ class Loaded(Compiled):
             values = list(self._prepare.link([], [])(given))
         if not all(isinstance(value, Tensor) for value in values):
             raise BadPackage("what is prepared of its weights is not tensors only")
+        runs = self._natively(values)
         made: dict[int, Program] = {}
         programs = []
         for i, gear in enumerate(self._gears):
-            program = self._parts[gear.program].program(self._parts, values, made)
+            part = self._parts[gear.program]
             about = report(self._reports, i, self.name, self.front_end, self.config.mode)
-            run = captured(program.run, self.config, gear.static, gear.written, about)
-            programs.append(Program(program.gm, program.plan, run, about, program.linker))
+            if runs is not None:
+                about.notes.append("its plan is walked in C++")
+                run = runs[gear.program]
+            else:
+                run = part.program(self._parts, values, made).run
+            none: Any = None  # there is no graph behind it, and nothing was linked from one
+            program = Program(none, part.plan, run, about, none)
+            program.run = captured(program, self.config, gear.static, gear.written, about)
+            programs.append(program)
         return programs
+
+    def _natively(self, values: Sequence[Tensor]) -> list[_torch.Flat] | None:
+        """Every entry of `programs`, walked in C++; None where that is not built, or not for it."""
+        if self._device.type != "cpu" or not all(part.is_native for part in self._parts):
+            return None
+        from torchgraft.native import executor
+
+        if (found := executor.module()) is None:
+            return None
+        runs: list[_torch.Flat] = []
+        for i, part in enumerate(self._parts):
+            text = json.dumps(part.data)
+            runs.append(found.link(text, i, values, runs, self._libraries, str(self._device)))
+        return runs
 
     @property
     def captures(self) -> list[Capture]:
@@ -217,10 +240,12 @@ class Loaded(Compiled):
         self._view()
         return super().graph
 
-    def program_for(self, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
+    def program_for(
+        self, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+    ) -> tuple[Program, list[Any]]:
         """The program that a call takes, and the values of its graph's inputs."""
         self._view()
-        return super().program_for(inputs)
+        return super().program_for(inputs, kwargs)
 
     def explain(self) -> str:
         """Everything about this program as one text: inputs, report, graph, plan."""
@@ -245,24 +270,29 @@ class Loaded(Compiled):
     def views(self, gear: int, program: Program) -> Mapping[int, tuple[int, View]]:
         """The outputs that are an input or a view of one."""
 
-        def view(output: int) -> View:
-            def made(*inputs: Any) -> Tensor:
-                self._view()
-                gm = self._programs[gear].gm
-                found: Tensor = returned.replay(gm, meta.outputs_of(gm)[output], *inputs)
-                return found
+        def view(number: int) -> View:
+            run = self._parts[number].link([], [])
+            return lambda *inputs: run(list(inputs))[0]
 
-            return made
-
-        return {out: (at, view(out)) for out, at in self._gears[gear].views.items()}
+        return {out: (at, view(number)) for out, at, number in self._gears[gear].views}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Use new weights from the next call on; all of them, or nothing changes.
 
         Nothing is compiled: what was folded or packed of the weights is computed again.
         """
+        state_dict = groups.shards(state_dict)
         held = {w.name: self._stored[w.name] for w in self._weights if w.saved}
         check_weights(held, state_dict)
+        self._use(state_dict)
+
+    def use_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Run with these weights; the states are somebody's own and stay as they are."""
+        held = {w.name: self._stored[w.name] for w in self._weights if w.kind == "weight"}
+        check_weights(held, weights)
+        self._use({**self._states, **weights})
+
+    def _use(self, state_dict: Mapping[str, Tensor]) -> None:
         if made := [weight.name for weight in self._weights if weight.made]:
             raise WeightMismatch(
                 [
@@ -331,11 +361,14 @@ class _Weight:
         raise BadPackage(f"weight {self.name!r} has strides that do not fit its size")
 
 
+_CONTROL = ("cond", "while_loop")
+
+
 class _Part:
     """An entry of `programs`: a plan, and what its names mean."""
 
     def __init__(self, package: Loaded, data: Any, number: int, values: int) -> None:
-        self.device = package.kind
+        self.data, self.device = data, package.kind
         self.plan: Plan = codec.to_plan(field(data, "plan", dict), package.place)
         self.kernels = {
             name: _Kernel(package, kernel, values)
@@ -351,6 +384,16 @@ class _Part:
         for _, name in self.plan.constants:
             if name not in self.constants:
                 raise BadPackage(f"nothing says what constant {name!r} is")
+
+    @property
+    def is_native(self) -> bool:
+        """Whether C++ can walk it: not where it talks to other ranks. A stream's thread there could
+        not tell what Python raised, so no operator that may be Python's is called on several."""
+        kernels = self.data["kernels"].values()
+        python = [k for k in kernels if k["kind"] == "higher" and k["name"] not in _CONTROL]
+        if len(self.plan.streams) > 1:
+            python += [k for k in kernels if k["kind"] == "op" and not codec.is_torchs(k["name"])]
+        return not python and not self.plan.collectives
 
     def link(self, values: Sequence[Tensor], branches: Sequence[Branch]) -> Any:
         kernels = {name: kernel.bind(values) for name, kernel in self.kernels.items()}
@@ -409,7 +452,7 @@ class _Kernel:
         if self.path is None:
             return host.Kernel(self.target)
         bound = {name: values[at] for name, at in self.constants.items()}
-        run = private.aot_load(self.path, self.device, bound)
+        run = generator.aot_load(self.path, self.device, bound)
         return host.Kernel(with_ints(run, self.ints, self.int_outputs), boxed=True)
 
 
@@ -422,7 +465,10 @@ class _Gear:
         self.states = [text(name) for name in field(data, "states", list)]
         self.static = frozenset(index(i) for i in field(data, "static", list))
         self.written = frozenset(index(i) for i in field(data, "written", list))
-        self.views = {index(out): index(at) for out, at in codec.pairs(data, "views")}
+        self.views = [
+            (index(out), index(at), index(number, len(package._parts)))
+            for out, at, number in codec.rows(data, "views", 3)
+        ]
         if unknown := [name for name in self.states if name not in package._states]:
             raise BadPackage(f"there is no state {unknown[0]!r}")
         plan = package._parts[self.program].plan
@@ -430,5 +476,8 @@ class _Gear:
         if len(plan.inputs) != given or len(plan.outputs) != self.signature.out_tree.num_leaves:
             raise BadPackage("a plan takes or gives another number of values than its signature")
         inputs, outputs = given - len(self.states), len(plan.outputs)
-        if any(out >= outputs or at >= inputs for out, at in self.views.items()):
-            raise BadPackage("a view is of an input, or is an output, that there is not")
+        for out, at, number in self.views:
+            made = package._parts[number].plan
+            fits = out < outputs and at < inputs
+            if not fits or len(made.inputs) != inputs or len(made.outputs) != 1:
+                raise BadPackage("a view is of an input, or is an output, that there is not")

@@ -67,8 +67,13 @@ def check(path: object, manifest: Any, device: torch.device | None) -> torch.dev
         raise WrongMachine(path, f"device {kind!r}", f"device={str(device)!r}", fix)
     if kind == "cuda":
         return _check_cuda(path, manifest, device)
+    if device is not None and device.index is not None:
+        return device
     try:
-        return torch.device(kind)
+        place = torch.device(kind)
+        if kind == "cpu":
+            return place
+        return torch.device(kind, torch.get_device_module(place).current_device())
     except RuntimeError:
         raise BadPackage(f"there is no device {kind!r}") from None
 

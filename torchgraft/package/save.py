@@ -7,19 +7,21 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from torchgraft import _torch
-from torchgraft.compile import Compiled
+from torchgraft.compile import Compiled, Partial, captured_for
+from torchgraft.config import Config
 from torchgraft.errors import NotSavable
-from torchgraft.fx import meta
+from torchgraft.fx import meta, returned
+from torchgraft.fx.capture import Capture
 from torchgraft.fx.prepare import Prepare
 from torchgraft.link import Branch
 from torchgraft.package import archive, codec, machine, tensors
@@ -43,6 +45,37 @@ class Package:
     def write(self, path: str | os.PathLike[str]) -> str:
         """Write the file at once: a reader sees all of it or nothing."""
         return archive.write(path, self.head, self.members)
+
+    def content(self) -> bytearray:
+        """The bytes of the file."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.write(path := Path(folder) / "program.graft")
+            return bytearray(path.read_bytes())
+
+
+def packaged(model: Any, inputs: Any, config: Config) -> tuple[Compiled, Package]:
+    """`graft.compile` into a package alone."""
+    taken = captured_for(model, inputs, None, config)
+    if isinstance(taken, Partial):
+        raise taken.why_not_saved()
+    return ahead(*taken, config)
+
+
+def ahead(
+    name: str, front_end: str, captures: Sequence[Capture], config: Config
+) -> tuple[Compiled, Package]:
+    """A program that is compiled as a package alone, not for this process; it cannot be called."""
+    compiled = Compiled(name, front_end, captures, config, link=False)
+    return compiled, pack(compiled, weights_of(captures))
+
+
+def weights_of(captures: Sequence[Capture]) -> dict[str, Tensor]:
+    """The weights as they were captured."""
+    return {
+        name: getattr(taken.gm, weight.attribute)
+        for taken in captures
+        for name, weight in taken.weights.items()
+    }
 
 
 def pack(compiled: Compiled, weights: Mapping[str, Tensor]) -> Package:
@@ -75,7 +108,7 @@ def pack(compiled: Compiled, weights: Mapping[str, Tensor]) -> Package:
                 "program": writer.program(program),
                 "static": sorted(program.linker.role.static),
                 "written": sorted(written(program.gm)),
-                "views": [[out, at] for out, (at, _) in compiled.views(i, program).items()],
+                "views": writer.views(program.gm, compiled.views(i, program), len(source.states)),
             }
             for i, (source, program) in enumerate(zip(compiled.captures, programs, strict=True))
         ]
@@ -190,7 +223,7 @@ class _Writer:
                 f"{name} is a Python function, not an operator",
                 "Declare it with @graft.op, and call that.",
             )
-        if found["kind"] == "op" and fn.namespace not in _TORCH:
+        if found["kind"] == "op" and not codec.is_torchs(found["name"]):
             self.custom[fn.name()] = fn
         return dict(found)
 
@@ -216,10 +249,28 @@ class _Writer:
 
     def prepared(self) -> dict[str, Any]:
         """The plan from weights to values."""
-        graph, kernels, launches = self.prepare.graph, dict[str, Any](), list[Launch]()
+        return self._calls(self.prepare.graph, self.prepare.values)
+
+    def views(
+        self, gm: GraphModule, views: Mapping[int, tuple[int, Any]], states: int
+    ) -> list[list[int]]:
+        """Outputs that are views of inputs, each with the program that makes it from the inputs."""
+        count = len(gm.graph.find_nodes(op="placeholder")) - states
+        listed = []
+        for output, (at, _) in views.items():
+            graph = returned.alone(gm, meta.outputs_of(gm)[output], count)
+            entry = self._calls(graph, list(graph.output_node().args))
+            if entry not in self.programs:
+                self.programs.append(entry)
+            listed.append([output, at, self.programs.index(entry)])
+        return listed
+
+    def _calls(self, graph: Graph, values: Sequence[Any]) -> dict[str, Any]:
+        """A graph of operators as an entry of `programs` that gives these of its nodes."""
+        kernels, launches = dict[str, Any](), list[Launch]()
         numbers = {node: Buffer(i) for i, node in enumerate(graph.nodes)}
-        outputs = tuple(numbers[node] for node in self.prepare.values)
-        needed = set(self.prepare.values)
+        outputs = tuple(numbers[node] for node in values)
+        needed = set(values)
         for node in reversed(graph.nodes):
             if node in needed:
                 needed |= set(node.all_input_nodes)
@@ -234,9 +285,6 @@ class _Writer:
         steps = _with_frees(launches, {*outputs, *inputs})
         plan = Plan(inputs, (), tuple(steps), outputs)
         return {"plan": codec.plan(plan), "kernels": kernels, "constants": {}}
-
-
-_TORCH = {"aten", "prims", "prim", "mkldnn", "onednn", "mkl", "inductor", "quantized_decomposed"}
 
 
 def _with_frees(launches: list[Launch], keep: set[Buffer]) -> list[Launch | Free]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,21 @@ def _arguments(program: Loaded, inputs: list[Tensor]) -> Any:
     )
 
 
-def to_script(compiled: Compiled) -> torch.jit.ScriptModule:
-    """A ScriptModule whose forward takes and gives what the program does."""
+def forget_engines() -> None:
+    """Let go of the programs that ScriptModules hold; the next call loads its package again."""
+    _ENGINES.clear()
+
+
+def to_script(
+    compiled: Compiled,
+    content: bytearray | None = None,
+    given: Callable[[str, TensorSpec], str] = lambda name, spec: name,
+) -> torch.jit.ScriptModule:
+    """A ScriptModule whose forward takes and gives what the program does.
+
+    `content` are the bytes of its package, where there is one. `given` writes in TorchScript what
+    is passed on for a tensor, from its name.
+    """
     signature = compiled.captures[0].signature if compiled.captures else None
     if signature is None:
         raise NotSavable("it has branches that stay in Python", "Save the ScriptModule itself.")
@@ -70,11 +84,12 @@ def to_script(compiled: Compiled) -> torch.jit.ScriptModule:
             "Compile with freeze=True, and give new values back in place of writing them.",
         )
     holder = type("Program", (torch.nn.Module,), {})()  # TorchScript has one forward per class
-    holder.register_buffer("engine", torch.frombuffer(_content(compiled), dtype=torch.uint8))
+    content = content or _content(compiled)
+    holder.register_buffer("engine", torch.frombuffer(content, dtype=torch.uint8))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is what was asked for
         module: Any = torch.jit.script(holder)
-    module.define(_source(signature))
+    module.define(_source(signature, given))
     return module  # type: ignore[no-any-return]
 
 
@@ -84,18 +99,20 @@ def _content(compiled: Compiled) -> bytearray:
         return bytearray(path.read_bytes())
 
 
-def _source(signature: Signature) -> str:
+def _source(signature: Signature, given: Callable[[str, TensorSpec], str]) -> str:
     """`forward` in TorchScript: the inputs as a list, the results in their structure."""
     args, kwargs = signature.tree.children()
     specs = iter(signature.specs)
-    given = [_Parameter(f"x{i}", child, specs) for i, child in enumerate(args.children())]
+    placed = [_Parameter(f"x{i}", child, specs) for i, child in enumerate(args.children())]
     named = [
         _Parameter(str(name), child, specs, renamed=False)
         for name, child in zip(kwargs.context or (), kwargs.children(), strict=True)
     ]
-    parameters = [*(p.text for p in given), *(["*"] if named else []), *(p.text for p in named)]
-    tensors = [tensor for p in (*given, *named) for tensor in p.tensors]
-    checks = [p.check for p in (*given, *named) if p.check]
+    parameters = [*(p.text for p in placed), *(["*"] if named else []), *(p.text for p in named)]
+    names = [tensor for p in (*placed, *named) for tensor in p.tensors]
+    of_tensors = [spec for spec in signature.specs if isinstance(spec, TensorSpec)]
+    tensors = [given(name, spec) for name, spec in zip(names, of_tensors, strict=True)]
+    checks = [p.check for p in (*placed, *named) if p.check]
     numbers = iter(range(signature.out_tree.num_leaves))
     made = _result(signature.out_tree, numbers)
     return "\n".join(

@@ -11,7 +11,6 @@ from torch.fx import Graph, GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft.errors import BadPackage
-from torchgraft.package import _torch as private
 from torchgraft.package import codec
 from torchgraft.package.codec import field
 from torchgraft.report import Conversion, Placed, Report, Step, Trial
@@ -81,7 +80,7 @@ def _value(mode: Any, data: Any, device: codec.Device) -> Any:
         for key in ("shape", "stride")
     )
     dtype = codec.named("dtype", field(data, "dtype", str))
-    return private.fake(mode, sizes, steps, dtype, device(field(data, "device", str)))
+    return _torch.fake(mode, sizes, steps, dtype, device(field(data, "device", str)))
 
 
 def _target(data: Any) -> Callable[..., Any]:

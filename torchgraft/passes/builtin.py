@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from torchgraft.comm.ops import is_wait
 from torchgraft.config import Config
 from torchgraft.fx import meta
 from torchgraft.fx.dialect import is_pure, is_view
@@ -25,7 +26,7 @@ _VIEWS = {
     aten.squeeze.dim,
     aten.squeeze.default,
 }
-_COPIES = {aten.clone.default, aten._to_copy.default}
+_COPIES = {aten.clone.default, aten._to_copy.default, aten.copy.default}
 _BY_ONE = {aten.mul.Tensor, aten.div.Tensor}
 
 
@@ -34,16 +35,24 @@ def remove_noops(gm: GraphModule, example_inputs: Sequence[Any], config: Config)
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
             continue
-        source = node.args[0]
+        source = node.args[node.target is aten.copy.default]
+        if not isinstance(source, Node):
+            continue
         if not meta.alike(source.meta.get("val"), node.meta.get("val")):
             continue
         if (
             node.target in _VIEWS
-            or (node.target in _COPIES and not reaches_output(node))
+            or (node.target in _COPIES and (not reaches_output(node) or _is_own(source)))
             or (node.target in _BY_ONE and _is_one(node.args[1]) and not reaches_output(node))
         ):
             node.replace_all_uses_with(source)
             gm.graph.erase_node(node)
+
+
+def _is_own(source: Node) -> bool:
+    """Whether a value is fresh memory that nobody else has: what a collective gave, which torch
+    copies into the tensor that `torch.distributed.all_reduce(tensor)` was called with."""
+    return is_wait(source) and len(source.users) == 1
 
 
 def _is_one(arg: Any) -> bool:

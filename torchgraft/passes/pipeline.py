@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule, Node
 
-from torchgraft import _torch
+from torchgraft import _torch, progress
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
 from torchgraft.errors import BadPass, BadValue, GraftError, PassFailed, PassOrder, UnknownName
@@ -178,7 +178,8 @@ def run(
     labels = labels if labels is not None else Labels()
     label.label(gm, labels)
     with _torch.replacements(gm) as replaced:
-        for spec in passes_for(config, {node.target for node in gm.graph.nodes}):
+        found = passes_for(config, {node.target for node in gm.graph.nodes})
+        for spec in progress.each("pass", found, name=lambda one: one.name):
             replaced.clear()
             if watch is not None:
                 watch.before(gm)

@@ -16,6 +16,7 @@ from torchgraft.fx import meta
 from torchgraft.passes.spec import Pass
 
 aten = torch.ops.aten
+_CAST = "precision_cast"
 
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 # What a mixed precision leaves in float32: a small error in these becomes a large one, or a sum of
@@ -48,6 +49,16 @@ def precision(gm: GraphModule, example_inputs: Sequence[Any], config: Config) ->
             _retype(node, casts, traced, None if kept else want, None if kept or mixed else want)
 
 
+def uncast(value: Node) -> None:
+    """Take away the casts that `precision` put behind a value that is no longer a float: what made
+    it an integer means the program to give one."""
+    if _dtype(value) in _FLOATS:
+        return
+    for user in [user for user in value.users if _CAST in user.meta]:
+        user.replace_all_uses_with(value)
+        value.graph.erase_node(user)
+
+
 class _Casts:
     """Casts of values, each made once."""
 
@@ -67,6 +78,7 @@ class _Casts:
                     aten._to_copy.default, (value,), {"dtype": dtype}
                 )
             meta.inherit(made, value)
+            made.meta[_CAST] = True
             made.meta["val"] = meta.compute(self.gm, made)
             self._made[key] = made
         return self._made[key]

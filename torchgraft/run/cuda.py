@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,8 @@ class Captured:
     captured again), outputs are fresh tensors, written inputs are copied back. A program that
     cannot be captured runs as it is, and the report says why. One call at a time: the graph's
     memory is shared between its replays. With `alias_outputs` the outputs are the graph's own,
-    good until the next call.
+    good until the next call. `collectives` says why those of the program cannot be captured, or
+    None; it is None itself for a program that has none.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class Captured:
         written: frozenset[int],
         report: Report,
         alias_outputs: bool = False,
+        collectives: Callable[[], str | None] | None = None,
     ) -> None:
         self._run, self._static, self._written, self._report = run, static, written, report
         self._alias_outputs = alias_outputs
+        self._collectives = collectives  # says why those of the program cannot be captured
         self._entries: collections.OrderedDict[Any, _Entry] = collections.OrderedDict()
         self._lock = threading.Lock()
-        self._refused = False
+        self._refused = self._warm = False
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         if self._refused or torch.cuda.is_current_stream_capturing():
@@ -78,14 +81,20 @@ class Captured:
         return (*arg.shape, *arg.stride())
 
     def _capture(self, args: list[Any]) -> _Entry | None:
+        if why := _uncapturable(args) or (self._collectives and self._collectives()):
+            self._refuse(why)
+            return None
+        with torch.cuda.device(next((a.device for a in args if isinstance(a, Tensor)), None)):
+            return self._captured(args)
+
+    def _captured(self, args: list[Any]) -> _Entry | None:
         inputs = [
             arg if i in self._static or not isinstance(arg, Tensor) else _twin(arg)
             for i, arg in enumerate(args)
         ]
         moves = tuple(i for i, (a, b) in enumerate(zip(args, inputs, strict=True)) if a is not b)
-        if why := _uncapturable(args):
-            self._refuse(why)
-            return None
+        # A warm-up talks to the other ranks, which may not be capturing: one for all, at the start.
+        warm = self._collectives is not None and self._warm
         kept = {i: inputs[i].clone() for i in self._written if i in self._static}
         states = torch.cuda.get_rng_state()
         graph = torch.cuda.CUDAGraph()
@@ -93,7 +102,9 @@ class Captured:
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):  # lazy loading and tuning must not meet the capture
-                self._run(list(inputs))
+                if not warm:
+                    self._run(list(inputs))
+                    self._warm = True
             torch.cuda.current_stream().wait_stream(side)
             torch.cuda.synchronize()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -105,6 +116,8 @@ class Captured:
             torch.cuda.set_rng_state(states)
             for i, value in kept.items():
                 inputs[i].copy_(value)
+        if self._collectives is not None and not self._entries:
+            self._report.notes.append("the captured CUDA graph holds its collectives")
         return _Entry(graph, inputs, outputs, moves, _aliases(inputs, outputs))
 
     def _refuse(self, why: str) -> None:
@@ -136,10 +149,10 @@ def _twin(arg: Tensor) -> Tensor:
 
 
 def _uncapturable(args: Sequence[Any]) -> str | None:
-    for arg in args:
-        if isinstance(arg, Tensor) and not arg.is_cuda:
-            return "an input lies on the CPU"
-    return None
+    places = {arg.device for arg in args if isinstance(arg, Tensor)}
+    if any(place.type != "cuda" for place in places):
+        return "an input lies on the CPU"
+    return "the inputs lie on several devices" if len(places) > 1 else None
 
 
 def _aliases(inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""Executors for plans over several streams: worker threads on the host, CUDA streams on a GPU.
+"""Executors for plans over several streams: worker threads on the host, a device's own streams.
 
 Both walk the same plan. The caller's thread runs the main stream; a plan is proved before it runs,
 so what the streams may do at the same time cannot change the result.
@@ -22,7 +22,7 @@ from torchgraft import _torch
 from torchgraft.errors import UnorderedUse
 from torchgraft.plan import MAIN, Buffer, Free, Launch, Plan, PlanStep, Record, buffers
 from torchgraft.run.host import Kernel
-from torchgraft.stream.prove import hazards
+from torchgraft.stream.prove import hazards, memories
 
 
 def prove(plan: Plan) -> None:
@@ -174,64 +174,90 @@ def _delay(seed: int | None, stream: str) -> Callable[[], None]:
     return lambda: time.sleep(rng.choice((0, 0, 0.0001, 0.001)))
 
 
-# --- CUDA ---
+# --- A device: its own streams ---
 
 
-def link_cuda(
-    plan: Plan, kernels: Mapping[str, Kernel], constants: Mapping[str, Any]
+def link_device(
+    plan: Plan, kernels: Mapping[str, Kernel], constants: Mapping[str, Any], device: str
 ) -> _torch.Flat:
-    """A function that enqueues the plan on CUDA streams, forked from and joined into the current
-    one; the streams are this function's own.
+    """A function that enqueues the plan on streams of a device, forked from and joined into the
+    caller's. Calls are enqueued one after the other.
 
-    Calls are enqueued one after the other, and a side stream starts when the call before is over:
-    what that one freed belongs to the side stream's memory again, whatever streams the callers use.
+    A device's allocator gives freed memory to the stream that it was made on, which others in the
+    process may use too. What outlives the steps of its stream is therefore kept until that stream
+    waits for the end of the call.
     """
     prove(plan)
-    own: dict[str, Any] = {name: torch.cuda.Stream() for name in plan.streams[1:]}  # type: ignore[no-untyped-call]
+    api = torch.get_device_module(device)
+    roots, sides = memories(plan), plan.streams[1:]
     made_on = {
         out: step.stream for step in plan.launches for out in step.outputs if out is not None
     }
     foreign = [b for b in set(buffers(plan.outputs)) if made_on.get(b, MAIN) != MAIN]
+    late = {
+        step.buffer
+        for step in plan.steps
+        if isinstance(step, Free)
+        and made_on.get(roots.get(step.buffer, step.buffer), MAIN) not in (MAIN, step.stream)
+    }
     order = threading.Lock()
-    before: list[torch.cuda.Event] = []  # where the last call ended
+    own: dict[torch.device, dict[str, Any]] = {}
 
     def run(args: list[Any]) -> list[Any]:
-        current = torch.cuda.current_stream()
-        capturing = torch.cuda.is_current_stream_capturing()
+        place = _place(device, (*args, *constants.values()))
+        capturing = device == "cuda" and torch.cuda.is_current_stream_capturing()
         with order:
-            if before and not capturing:
-                for stream in own.values():
-                    before[0].wait(stream)
+            if place not in own:
+                own[place] = {name: api.Stream(place) for name in sides}
+            current = api.current_stream(place)
             call = _Call(plan, args, constants)
-            _enqueue(plan, call, kernels, {MAIN: current, **own})
+            try:
+                _enqueue(plan, call, kernels, {MAIN: current, **own[place]}, late, api)
+            except BaseException:  # the caller's stream must not pass what is under way
+                for stream in () if capturing else own[place].values():
+                    current.wait_stream(stream)
+                raise
+            finally:
+                if not capturing:
+                    end = current.record_event()
+                    for stream in own[place].values():
+                        stream.wait_event(end)
+            results = call.outputs(plan)
             if not capturing:
-                before[:] = [current.record_event()]
-                for buffer in foreign:  # the caller's to free: its memory goes to a side stream
+                for buffer in foreign:  # the caller's to free
                     if isinstance(call.values[buffer], Tensor):
                         call.values[buffer].record_stream(current)
-        return call.outputs(plan)
+        return results
 
     return run
 
 
+def _place(device: str, values: Sequence[Any]) -> torch.device:
+    """Which of the devices of a kind the values lie on; the current one where none says."""
+    for value in values:
+        if isinstance(value, Tensor) and value.device.type == device:
+            return value.device
+    return torch.device(device, torch.get_device_module(device).current_device())
+
+
 def _enqueue(
-    plan: Plan, call: _Call, kernels: Mapping[str, Kernel], streams: Mapping[str, Any]
+    plan: Plan,
+    call: _Call,
+    kernels: Mapping[str, Kernel],
+    streams: Mapping[str, Any],
+    late: set[Buffer],
+    api: Any,
 ) -> None:
-    events: dict[str, torch.cuda.Event] = {}
-    try:
-        for step in plan.steps:
-            stream = streams[step.stream]
-            if isinstance(step, Launch):
-                with torch.cuda.stream(stream):
-                    call.launch(step, kernels[step.kernel])
-            elif isinstance(step, Free):
+    events: dict[str, Any] = {}
+    for step in plan.steps:
+        stream = streams[step.stream]
+        if isinstance(step, Launch):
+            with api.stream(stream):
+                call.launch(step, kernels[step.kernel])
+        elif isinstance(step, Free):
+            if step.buffer not in late:
                 del call.values[step.buffer]
-            elif isinstance(step, Record):
-                events[step.event] = stream.record_event()
-            else:
-                events[step.event].wait(stream)
-    except BaseException:  # the caller's stream must not pass what is under way
-        for name, stream in streams.items():
-            if name != MAIN and not torch.cuda.is_current_stream_capturing():
-                streams[MAIN].wait_stream(stream)
-        raise
+        elif isinstance(step, Record):
+            events[step.event] = stream.record_event()
+        else:
+            stream.wait_event(events[step.event])

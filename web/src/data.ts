@@ -88,6 +88,7 @@ export interface Report {
   steps: Step[];
   placed: Placed[];
   streams: Record<string, string>;
+  branches: Record<string, string>;
   conversions: Conversion[];
   plan: {
     text: string;

@@ -45,7 +45,8 @@ function App({ report }: { report: Report }) {
   }, [history, step, side]);
   const found = useMemo(() => find(entries, query), [entries, query]);
 
-  const show = (name: string): void => {
+  const show = (node: string): void => {
+    const name = node.split("/")[0]; // a node inside a branch: its branch
     if (!entries.has(name)) {
       // It lived at another time: go to the last graph that has it.
       for (let i = last; i >= 0; i--) {
@@ -98,6 +99,7 @@ function App({ report }: { report: Report }) {
     if (event.key === "Enter" && found.length) {
       show(found[Math.min(at, found.length - 1)].row.name);
       setQuery("");
+      search.current?.blur(); // so that the keys of the page work again
     } else if (event.key === "ArrowDown") setAt(Math.min(at + 1, found.length - 1));
     else if (event.key === "ArrowUp") setAt(Math.max(at - 1, 0));
     else return;

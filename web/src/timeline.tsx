@@ -12,9 +12,9 @@ import { amount, seconds } from "./data";
 const LANE = 46;
 const BAR = 26;
 const LEFT = 96;
+/** Room for half of the last tick's text. */
+const RIGHT = 36;
 const MEMORY = 120;
-/** Bars narrower than this are not drawn. */
-const THIN = 0.4;
 
 interface Props {
   timeline: Timeline;
@@ -30,7 +30,7 @@ export function Lanes({ timeline, selected, onSelect }: Props) {
     const svg = select(place.current!);
     svg.selectAll("*").remove();
     const width = place.current!.clientWidth || 900;
-    const full = scaleLinear([0, timeline.seconds || 1e-6], [LEFT, width - 16]);
+    const full = scaleLinear([0, timeline.seconds || 1e-6], [LEFT, width - RIGHT]);
     let x = full;
     const lane = new Map(timeline.streams.map((name, i) => [name, 14 + i * LANE]));
     const bottom = timeline.streams.length * LANE + 14;
@@ -53,7 +53,7 @@ export function Lanes({ timeline, selected, onSelect }: Props) {
       .attr("id", "inside")
       .append("rect")
       .attr("x", LEFT)
-      .attr("width", width - LEFT - 8)
+      .attr("width", width - LEFT - RIGHT + 8)
       .attr("height", height);
     svg
       .append("g")
@@ -78,9 +78,14 @@ export function Lanes({ timeline, selected, onSelect }: Props) {
 
     const draw = (): void => {
       inside.selectAll("*").remove();
-      const seen = timeline.spans.filter(
-        (s) => x(s.end) >= LEFT && x(s.start) <= width && x(s.end) - x(s.start) > THIN,
-      );
+      // Of bars that end on one pixel of a lane, the first stands for all.
+      const reached = new Map<string, number>();
+      const seen = timeline.spans.filter((s) => {
+        const end = x(s.end);
+        if (end < LEFT || x(s.start) > width || end < (reached.get(s.stream) ?? 0) + 1) return false;
+        reached.set(s.stream, end);
+        return true;
+      });
       const bars = inside
         .selectAll<SVGGElement, Span>("g.bar")
         .data(seen)
@@ -132,8 +137,8 @@ export function Lanes({ timeline, selected, onSelect }: Props) {
     svg.call(
       zoom<SVGSVGElement, unknown>()
         .scaleExtent([1, 2000])
-        .extent([[LEFT, 0], [width - 16, height]])
-        .translateExtent([[LEFT, 0], [width - 16, height]])
+        .extent([[LEFT, 0], [width - RIGHT, height]])
+        .translateExtent([[LEFT, 0], [width - RIGHT, height]])
         .on("zoom", (event) => {
           x = event.transform.rescaleX(full);
           draw();

@@ -221,6 +221,12 @@ export function Details({ report, entry, onNode, onClose }: DetailsProps) {
         <dt>inputs</dt>
         <dd>{row.inputs.length ? row.inputs.map((n) => <button class="link" onClick={() => onNode(n)}>{n}</button>) : "none"}</dd>
       </dl>
+      {[row.name, ...row.inputs].filter((n) => n in report.branches).map((n) => (
+        <details open>
+          <summary>branch {n}</summary>
+          <pre>{report.branches[n]}</pre>
+        </details>
+      ))}
     </div>
   );
 }

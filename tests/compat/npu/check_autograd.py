@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+pytestmark = pytest.mark.feature(
+    "torch_npu", "simulated device: gradients, training, autocast, checkpointing"
+)
 
 
 class Net(nn.Module):
@@ -112,3 +117,20 @@ def test_checkpointing_draws_the_same_numbers() -> None:
     y = checkpoint(lambda a: F.dropout(a, 0.5) * 1.0, x, use_reentrant=False)
     y.sum().backward()
     assert torch.equal(y.detach(), x.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_norms_of_halves_are_as_exact_as_on_the_cpu(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 6, 5, dtype=dtype)
+    for host in (nn.LayerNorm(5), nn.GroupNorm(3, 6), nn.BatchNorm1d(6)):
+        host = host.to(dtype)
+        there = copy.deepcopy(host).npu()
+        results = []
+        for model, given in ((host, x), (there, x.npu())):
+            given = given.clone().requires_grad_()
+            made = model(given)
+            made.float().square().sum().backward()
+            results.append((made.detach().cpu(), given.grad.cpu(), model.weight.grad.cpu()))
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(other, one)

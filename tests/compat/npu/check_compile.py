@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 import torch
 from torch import nn
 
 import torchgraft as graft
+import torchgraft.compat
 from torchgraft.compat import simulated
+
+pytestmark = pytest.mark.feature("torch_npu", "simulated device: torch.compile, packages")
 
 
 @pytest.fixture
@@ -39,3 +44,29 @@ def test_the_report_says_why_no_code_was_made(model: nn.Module) -> None:
     compiled = graft.compile(model.eval(), (x,))
     torch.testing.assert_close(compiled(x), model(x))
     assert "no code is generated for the device npu" in str(compiled.report)
+
+
+def test_a_package_runs_on_the_device(model: nn.Module, tmp_path: pathlib.Path) -> None:
+    x = torch.randn(3, 4, device="npu")
+    compiled = graft.compile(model.eval(), (x,), mode="eager")
+    compiled.save(tmp_path / "model.graft")
+    torch.testing.assert_close(graft.load(tmp_path / "model.graft")(x), model(x))
+    profile = compiled.profile((x,), repeat=2)
+    assert {span.stream for span in profile.timeline.spans} == {"main"}
+    assert all(kernel.seconds > 0 for kernel in profile.kernels)
+
+
+def test_a_module_of_torch_aie_runs_on_the_device(tmp_path: pathlib.Path) -> None:
+    torchgraft.compat.install()
+    import torch_aie
+
+    host = nn.Linear(4, 2).eval()
+    traced, x = torch.jit.trace(host, torch.randn(3, 4)), torch.randn(3, 4)
+    given = [torch_aie.Input((3, 4))]
+    torch_aie.compile(traced, inputs=given).save(str(tmp_path / "linear.ts"))
+    torch_aie.finalize()
+    loaded = torch.jit.load(str(tmp_path / "linear.ts"))
+    for where in (x, x.npu(), x.double()):
+        result = loaded(where)
+        assert result.is_npu
+        torch.testing.assert_close(result.cpu(), host(x))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from torchgraft.compat import simulated
+
+pytestmark = pytest.mark.feature(
+    "torch_npu", "simulated device: a host pointer used as device memory is caught"
+)
 
 
 def test_two_devices() -> None:

@@ -21,6 +21,11 @@ from torchgraft.errors import GraftError
 from torchgraft.op.declare import declare
 from torchgraft.op.header import read_header
 
+pytestmark = pytest.mark.feature(
+    "torch_npu",
+    "NpuExtension, EXEC_NPU_CMD, wheels; kernels for PrivateUse1, AutogradPrivateUse1, Meta",
+)
+
 HEADER = """
 REG_OP(ScaleSum)
     .INPUT(x, TensorType({DT_FLOAT, DT_FLOAT16}))

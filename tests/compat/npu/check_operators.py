@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -13,6 +14,10 @@ from torchgraft.op import plugin
 
 compat.install()
 import torch_npu  # noqa: E402  (there is one now)
+
+pytestmark = pytest.mark.feature(
+    "torch_npu", "simulated device: kernels in Python, op-plugin projects"
+)
 
 
 def test_a_kernel_for_npu_is_held_to_the_reference_on_every_surface() -> None:

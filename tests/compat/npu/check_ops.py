@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,10 @@ import pytest
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
+
+pytestmark = pytest.mark.feature(
+    "torch_npu", "simulated device: torch's own samples of its operators (op_db), with gradients"
+)
 
 RANDOM = (
     "dropout", "rand", "normal", "bernoulli", "multinomial", "uniform", "exponential", "geometric",
@@ -40,9 +45,11 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [one for one in leaves if isinstance(one, torch.Tensor) and one.requires_grad]
 
 
-def samples(op: Any, dtype: torch.dtype, grad: bool) -> Iterator[tuple[Any, Any, Any]]:
-    """The first two that the CPU takes: input, arguments, and what comes out."""
-    for sample in list(op.sample_inputs("cpu", dtype, requires_grad=grad))[:2]:
+def samples(
+    op: Any, dtype: torch.dtype, grad: bool, most: int | None
+) -> Iterator[tuple[Any, Any, Any]]:
+    """The first ones that the CPU takes: input, arguments, and what comes out."""
+    for sample in list(op.sample_inputs("cpu", dtype, requires_grad=grad))[:most]:
         args = (sample.input, *sample.args), sample.kwargs
         try:
             yield (*args, op(*args[0], **args[1]))
@@ -50,23 +57,23 @@ def samples(op: Any, dtype: torch.dtype, grad: bool) -> Iterator[tuple[Any, Any,
             continue
 
 
-def compare(dtype: torch.dtype, grad: bool, letters: str) -> tuple[int, dict[str, str]]:
-    """How many samples agree, and the operators that do not."""
+def compare(
+    dtype: torch.dtype, grad: bool, share: float = 1.0, most: int | None = None
+) -> tuple[int, dict[str, str]]:
+    """How many samples agree, and the operators that do not; of a share of the operators."""
     agree, wrong = 0, {}
-    for op in op_db:
-        name = op.name.rpartition(".")[2]
-        if name[0] not in letters or dtype not in op.dtypes or (grad and not op.supports_autograd):
+    close = {"rtol": 1e-2, "atol": 1e-2} if dtype.itemsize == 2 else {"rtol": 1e-4, "atol": 1e-4}
+    for op in random.Random(0).sample(op_db, int(len(op_db) * share)):
+        if dtype not in op.dtypes or (grad and not op.supports_autograd):
             continue
         if op.name in ELSEWHERE or any(word in op.name for word in (*RANDOM, *ELSEWHERE[:2])):
             continue
-        for args, kwargs, expected in samples(op, dtype, grad):
+        for args, kwargs, expected in samples(op, dtype, grad, most):
             moved, options = there((args, kwargs))
             options = {k: "npu" if k == "device" else v for k, v in options.items()}
             try:
                 found = op(*moved, **options)
-                torch.testing.assert_close(
-                    here(found), here(expected), equal_nan=True, rtol=1e-4, atol=1e-4
-                )
+                torch.testing.assert_close(here(found), here(expected), equal_nan=True, **close)
                 if grad and tensors(expected):
                     pair = [
                         torch.autograd.grad([o.abs().sum() for o in tensors(out)], tensors(into),
@@ -83,17 +90,18 @@ def compare(dtype: torch.dtype, grad: bool, letters: str) -> tuple[int, dict[str
 
 
 @pytest.mark.parametrize(
-    ("dtype", "grad", "letters"),
+    ("dtype", "grad", "share"),
     [
-        (torch.float32, True, "acegikmoqsuwy_"),
-        (torch.int64, False, "bdfhjlnprtvxz"),
-        (torch.complex64, False, "aeilmstv"),
+        (torch.float32, True, 0.5),
+        (torch.float16, False, 0.3),
+        (torch.int64, False, 0.6),
+        (torch.complex64, False, 0.6),
     ],
 )
-def test_operators_agree_with_the_cpu(dtype: torch.dtype, grad: bool, letters: str) -> None:
+def test_operators_agree_with_the_cpu(dtype: torch.dtype, grad: bool, share: float) -> None:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        agree, wrong = compare(dtype, grad, letters)
+        agree, wrong = compare(dtype, grad, share, most=2)
     assert not wrong
     assert agree > 150

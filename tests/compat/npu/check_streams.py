@@ -10,6 +10,10 @@ import torch
 from torchgraft.compat import simulated
 from torchgraft.errors import BadValue, GraftError
 
+pytestmark = pytest.mark.feature(
+    "torch_npu", "simulated device: asynchronous streams, events, the adversary"
+)
+
 SEEDS = range(12)
 
 

@@ -11,6 +11,10 @@ import sys
 import pytest
 import torch
 
+pytestmark = pytest.mark.feature(
+    "torch_npu", "simulated device: memory, copies, pinned memory, files, generators"
+)
+
 
 def test_the_host_cannot_reach_device_memory() -> None:
     script = (
@@ -244,3 +248,23 @@ def test_memory_is_counted() -> None:
 def test_a_device_that_is_not_there() -> None:
     with pytest.raises(RuntimeError, match="there is no npu:7; this process simulates 1"):
         torch.ones(2, device="npu:7")
+
+
+@pytest.mark.feature("torch_npu", "simulated device: sparse and quantized tensors", "refused")
+def test_sparse_and_quantized_tensors_are_refused() -> None:
+    x = torch.eye(3)
+    for make in (
+        lambda: x.to_sparse().npu(),
+        lambda: x.npu().to_sparse(),
+        lambda: x.to_sparse_csr().npu(),
+        lambda: torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0], device="npu"),
+    ):
+        with pytest.raises(NotImplementedError, match=r"no sparse tensors. Use a dense one"):
+            make()
+    for make in (
+        lambda: torch.quantize_per_tensor(x.npu(), 0.1, 0, torch.qint8),
+        lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).npu(),
+    ):
+        with pytest.raises(NotImplementedError, match=r"no quantized tensors. Use torch.fake"):
+            make()
+    assert torch.fake_quantize_per_tensor_affine(x.npu(), 0.1, 0, -128, 127).is_npu

@@ -15,9 +15,9 @@ from torchgraft.compat import settings
 from torchgraft.compat.aie import engine
 from torchgraft.compat.aie.inputs import native_inputs
 from torchgraft.compat.aie.spec import Spec
+from torchgraft.compat.watch import watch
 
 _IRS = ("default", "torchscript", "ts", "dynamo", "torch_compile")
-_WIDE = {torch.int32: "int64", torch.float32: "float64"}
 
 
 def compile(module: Any, ir: str = "default", inputs: Any = None, **kwargs: Any) -> Any:
@@ -30,13 +30,10 @@ def compile(module: Any, ir: str = "default", inputs: Any = None, **kwargs: Any)
         return torch.compile(module, backend=graft.backend(config))
     if isinstance(module, ExportedProgram):
         return Compiled(graft.compile(module, config=config))
-    given = native_inputs(inputs, gears=kind == "ts")
     if kind == "dynamo":
-        return Compiled(graft.compile(module, given, config=config))
-    recipe = engine.pack(module, given, config)
-    engine.ENGINES.get(recipe)  # compiled now, and not when it is first called
-    casts = [_cast(one.dtype) if spec.truncate_long_and_double else "{}" for one in given]
-    return engine.wrap(module, recipe, casts)
+        return Compiled(graft.compile(module, native_inputs(inputs, gears=False), config=config))
+    given = native_inputs(inputs, engine.device())
+    return engine.module(module, given, config, narrow=spec.truncate_long_and_double)
 
 
 def export_engine(
@@ -49,7 +46,8 @@ def export_engine(
 ) -> bytes:
     """The bytes of a wholly compiled program; with `path` they are written there, too.
 
-    They are for `load_engine` of this package, not for the NPU's runtime.
+    They are a package of torchgraft, for `graft.load` and the C++ runtime, not a model for the
+    NPU's tools.
     """
     if method_name != "forward":
         raise ValueError(f"method_name: expected 'forward', got {method_name!r}")
@@ -59,14 +57,12 @@ def export_engine(
     spec = Spec.of({**kwargs, "require_full_compilation": True})
     config = spec.config(None)
     mode = settings.mode(config.mode)
-    given = native_inputs(inputs)
     config = config.replace(mode=mode, require_full_compilation=mode != "eager")
-    data = engine.pack(module, given, config)
-    engine.ENGINES.get(data)  # raises where a part would fall back
+    _, data = engine.package(module, native_inputs(inputs, engine.device()), config)
     if path is not None:
         with open(path, "wb") as file:
             file.write(data)
-    return data
+    return bytes(data)
 
 
 class Compiled(torch.nn.Module):
@@ -97,13 +93,6 @@ def _kind(module: Any, ir: str) -> str:
     return "ts" if script else "dynamo"
 
 
-def _cast(dtype: torch.dtype) -> str:
-    """What lets an input of 64 bits be given for one of 32."""
-    if dtype not in _WIDE:
-        return "{}"
-    return f"{{0}}.to({dtype}) if {{0}}.dtype == torch.{_WIDE[dtype]} else {{0}}"
-
-
 def mindie_backend(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Tensor],
@@ -114,7 +103,7 @@ def mindie_backend(
     """The backend `mindie` of torch.compile; `options` are arguments of `compile`."""
     config = Spec.of(dict(options or {})).config(None)
     config = config.replace(mode=settings.mode(config.mode))
-    made: Callable[..., Any] = graft.backend(config)(gm, example_inputs)
+    made: Callable[..., Any] = graft.backend(config, on_program=watch)(gm, example_inputs)
     return made
 
 
@@ -130,4 +119,4 @@ def set_device(npu_id: int) -> None:
 
 def finalize() -> None:
     """Let go of every program that compiled modules hold in this process."""
-    engine.ENGINES.clear()
+    engine.forget()

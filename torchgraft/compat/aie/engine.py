@@ -1,8 +1,9 @@
 """A compiled program inside a ScriptModule, so that it saves, loads and runs as one.
 
-The module holds the program's recipe as a tensor of bytes: the TorchScript it came from, its inputs
-and its config. `torch_aie::run` compiles a recipe when it first meets it in a process; the code
-generator's cache makes that cheap on a machine that has compiled it before.
+The module holds the program's package, and loading it compiles nothing. A program that no package
+can hold (branches that stay in Python, writes to its inputs) keeps what it is made from instead:
+a recipe of the TorchScript, its inputs and its config, which `torch_aie::run` compiles when it
+first meets it in a process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from torch import Tensor
 import torchgraft as graft
 from torchgraft import _torch
 from torchgraft.compat import device as devices
-from torchgraft.errors import UnsupportedFile
+from torchgraft.compile import Compiled
+from torchgraft.errors import NotSavable, UnsupportedFile
+from torchgraft.package.save import packaged
+from torchgraft.package.script import forget_engines, to_script
+from torchgraft.signature import TensorSpec
 
 _SCHEMA = "run(Tensor engine, Tensor[] xs) -> Tensor[]"
 _FIELDS = (
@@ -34,9 +39,77 @@ _FIELDS = (
     "torch_executed_modules",
 )
 _MOST = 1 << 31
+_WIDE = {torch.int32: torch.int64, torch.float32: torch.float64}
 
 
-class _Engines:
+def device() -> torch.device:
+    """Where programs run."""
+    return torch.device(devices.kind(), torch.npu.current_device())  # type: ignore[attr-defined]
+
+
+def package(
+    script: torch.jit.ScriptModule, inputs: Sequence[graft.Input], config: graft.Config
+) -> tuple[Compiled, bytearray]:
+    """A program for the device that is, or stands for, the NPU, and its package."""
+    compiled, made = packaged(_moved(script, device()), tuple(inputs), config)
+    return compiled, made.content()
+
+
+def module(
+    script: torch.jit.ScriptModule,
+    inputs: Sequence[graft.Input],
+    config: graft.Config,
+    *,
+    narrow: bool,
+) -> torch.jit.ScriptModule:
+    """A script's program as a ScriptModule; with `narrow`, 64 bits are taken for 32 that were
+    declared."""
+
+    def given(name: str, spec: TensorSpec) -> str:
+        wide = _WIDE.get(spec.dtype) if narrow else None
+        to = f"{name}.to('{spec.device.type}')"
+        return f"({to}.to({spec.dtype}) if {name}.dtype == {wide} else {to})" if wide else to
+
+    try:
+        compiled, content = package(script, inputs, config)
+        return to_script(compiled, content, given).eval()
+    except NotSavable:
+        recipe = _pack(script, inputs, config)
+        RECIPES.get(recipe)  # compiled now, and not when it is first called
+        specs = [TensorSpec("", (), one.dtype, device(), None) for one in inputs]
+        return _wrap(script, recipe, [given("{0}", spec) for spec in specs])
+
+
+def forget() -> None:
+    """Let go of every program that modules hold in this process."""
+    RECIPES.clear()
+    forget_engines()
+
+
+def _moved(script: torch.jit.ScriptModule, where: torch.device) -> torch.jit.ScriptModule:
+    """The script itself, or a copy of it on another device."""
+    if where.type == "cpu":
+        return script
+    return _loaded(_saved(script), where)
+
+
+def _saved(script: torch.jit.ScriptModule) -> bytes:
+    held = io.BytesIO()
+    torch.jit.save(script, held)
+    return held.getvalue()
+
+
+def _loaded(model: bytes, where: torch.device) -> torch.jit.ScriptModule:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        made: Any = torch.jit.load(io.BytesIO(model), map_location=where)  # type: ignore[no-untyped-call]
+    return made  # type: ignore[no-any-return]
+
+
+# --- Recipes ---
+
+
+class _Recipes:
     """The programs of this process, by the hash of their recipe."""
 
     def __init__(self) -> None:
@@ -48,7 +121,7 @@ class _Engines:
         key = hashlib.sha256(recipe).digest()
         with self._lock:
             if key not in self._programs:
-                self._programs[key] = build(recipe)
+                self._programs[key] = _build(recipe)
             return self._programs[key]
 
     def clear(self) -> None:
@@ -56,15 +129,13 @@ class _Engines:
             self._programs.clear()
 
 
-ENGINES = _Engines()
+RECIPES = _Recipes()
 
 
-def pack(
+def _pack(
     script: torch.jit.ScriptModule, inputs: Sequence[graft.Input], config: graft.Config
 ) -> bytes:
     """The recipe of a program."""
-    held = io.BytesIO()
-    torch.jit.save(script, held)
     about = {
         "format": 1,
         "inputs": [_described(one) for one in inputs],
@@ -72,12 +143,12 @@ def pack(
     }
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
-        for name, data in (("about.json", json.dumps(about).encode()), ("m.pt", held.getvalue())):
+        for name, data in (("about.json", json.dumps(about).encode()), ("m.pt", _saved(script))):
             archive.writestr(zipfile.ZipInfo(name), data)  # no time in it: equal bytes for equal
     return out.getvalue()
 
 
-def build(recipe: bytes) -> graft.Compiled:
+def _build(recipe: bytes) -> graft.Compiled:
     """Compile a recipe for the device that is, or stands for, the NPU."""
     try:
         with zipfile.ZipFile(io.BytesIO(recipe)) as archive:
@@ -90,10 +161,7 @@ def build(recipe: bytes) -> graft.Compiled:
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
         why = f"its engine cannot be read ({error})"
         raise UnsupportedFile("the module", why, "Compile and save it again.") from error
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        script = torch.jit.load(io.BytesIO(model), map_location=device())  # type: ignore[no-untyped-call]
-    return graft.compile(script, inputs, config=config)
+    return graft.compile(_loaded(model, device()), inputs, config=config)
 
 
 def _described(one: graft.Input) -> dict[str, Any]:
@@ -116,15 +184,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def device() -> torch.device:
-    """Where programs run."""
-    return torch.device(devices.kind(), torch.npu.current_device())  # type: ignore[attr-defined]
-
-
 def _run(engine: Tensor, xs: list[Tensor]) -> list[Tensor]:
-    program = ENGINES.get(engine.cpu().numpy().tobytes())
-    given = program(*(x.to(device()) for x in xs))  # a tensor that is there is not copied
-    return [leaf for leaf in _torch.flatten(given)[0] if isinstance(leaf, Tensor)]
+    program = RECIPES.get(engine.cpu().numpy().tobytes())
+    return [leaf for leaf in _torch.flatten(program(*xs))[0] if isinstance(leaf, Tensor)]
 
 
 _make: Any = torch.library.Library  # untyped in torch
@@ -133,12 +195,12 @@ _LIBRARY.define(_SCHEMA)
 _LIBRARY.impl("run", _run, "CompositeExplicitAutograd")
 
 
-def wrap(
+def _wrap(
     script: torch.jit.ScriptModule, recipe: bytes, casts: Sequence[str]
 ) -> torch.jit.ScriptModule:
     """A ScriptModule with the arguments and results of `script` that runs the recipe's program.
 
-    `casts` are expressions, one for each argument, with `{}` in its place.
+    `casts` are expressions, one for each argument, with `{0}` in its place.
     """
     schema = _torch.script_schema(script)
     names = [argument.name for argument in schema.arguments if argument.name != "self"]
@@ -180,4 +242,6 @@ def _result(kind: Any, fresh: Any) -> tuple[str, str]:
         return f"({', '.join(made)},)", f"Tuple[{', '.join(kinds)}]"
     if name == "ListType":
         return "results", "List[Tensor]"
-    raise TypeError(f"a compiled module gives tensors, and tuples and lists of them, not {kind}")
+    raise TypeError(
+        f"a module with branches gives tensors, and tuples and lists of them, not {kind}"
+    )

@@ -93,12 +93,14 @@ def _check_range(low: tuple[int, ...], high: tuple[int, ...]) -> None:
             raise ValueError(f"Input: min_shape {low} is more than max_shape {high}")
 
 
-def native_inputs(given: Sequence[Any], *, gears: bool = True) -> tuple[graft.Input, ...]:
+def native_inputs(
+    given: Sequence[Any], device: torch.device | None = None, *, gears: bool = True
+) -> tuple[graft.Input, ...]:
     """The inputs of a compile; a list of lists means gears, each a set of shapes of its own."""
     if not isinstance(given, (list, tuple)) or not given:
         raise ValueError(f"inputs: expected a list of Input or of tensors, got {given!r}")
     if not isinstance(given[0], (list, tuple)):
-        return tuple(Input.of(one).native() for one in given)
+        return tuple(Input.of(one).native(device) for one in given)
     if not gears:
         raise ValueError("inputs: gears (a list of lists) are for TorchScript modules")
     rows = [[Input.of(one) for one in row] for row in given]
@@ -109,5 +111,5 @@ def native_inputs(given: Sequence[Any], *, gears: bool = True) -> tuple[graft.In
         shapes = [one.shape for one in column]
         if None in shapes or len({one.dtype for one in column}) != 1:
             raise ValueError(f"inputs: a gear is a fixed shape, of one dtype: {list(column)}")
-        made.append(graft.Input(gears=shapes, dtype=column[0].dtype))
+        made.append(graft.Input(gears=shapes, dtype=column[0].dtype, device=device))
     return tuple(made)

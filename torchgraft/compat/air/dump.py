@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from torchgraft import _torch
 from torchgraft.compat.air.config import CompilerConfig
+from torchgraft.compat.watch import watch
 from torchgraft.fx import edit
 from torchgraft.fx.edit import target_name
 from torchgraft.inspect import dump as graphs
@@ -44,6 +45,8 @@ class Dumps:
             self._summary(program)
         if self.tensors:
             program.run = Recorder(program.gm, self.config, self.number)
+        else:
+            watch(program)
 
     def _graph(self, gm: GraphModule, stage: str) -> None:
         kind = self.config.debug.graph_dump.type.raw

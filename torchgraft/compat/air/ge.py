@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from torchgraft.compat.air import attr as attrs_module
 from torchgraft.convert.net import CURRENT, Net, Value
-from torchgraft.errors import NotRegistered, UnknownName
+from torchgraft.errors import NotOnThisDevice, NotRegistered, UnknownName
 from torchgraft.op.build import build
 from torchgraft.op.declare import TABLE
 from torchgraft.op.dtypes import DTYPES, dtype_name
@@ -67,6 +67,27 @@ class Tensor(Value):
 
     __slots__ = ()
 
+    def __init__(self, node: Any, index: int = 0) -> None:
+        """A node, or an output of a message of `legacy`."""
+        super().__init__(node if isinstance(node, Node) else node.output(index).node)
+
+    @property
+    def tensor(self) -> str:
+        """What an older builder takes for an input."""
+        from torchgraft.compat.air.legacy import Edge
+
+        return Edge(f"{self.node.name}:0", self)
+
+    @property
+    def controller(self) -> str:
+        """What an older builder takes for an order; the order of calls here is that of data."""
+        return f"{self.node.name}:-1"
+
+    @property
+    def desc(self) -> Any:
+        """What an older builder copies for an input."""
+        return self.meta
+
     @property
     def dtype(self) -> int:  # type: ignore[override]
         """Its element type, a number of `DataType`."""
@@ -93,11 +114,21 @@ class TensorSpec:
         self._meta = meta
         self.dtype = ge_dtype(meta.dtype) if isinstance(meta, torch.Tensor) else None
         self.rank = meta.ndim if isinstance(meta, torch.Tensor) else 0
-        self.size = list(meta.shape) if isinstance(meta, torch.Tensor) else []
+        self._symsize = list(meta.shape) if isinstance(meta, torch.Tensor) else []
+        self._torch_dtype = meta.dtype if isinstance(meta, torch.Tensor) else None
+
+    @property
+    def size(self) -> list[int]:
+        """Its sizes; an AssertionError where one is dynamic: a converter serves all of them."""
+        fixed = all(isinstance(size, int) for size in self._symsize)
+        assert fixed, (
+            f"Trying get size() from dynamic spec {self} is not allowed: use meta_outputs._symsize"
+        )
+        return self._symsize
 
     def __repr__(self) -> str:
         dtype = None if self.dtype is None else dtype_name(self.dtype)
-        return f"TensorSpec(dtype={dtype}, size={self.size})"
+        return f"TensorSpec(dtype={dtype}, size={self._symsize})"
 
 
 def net() -> Net:
@@ -158,7 +189,14 @@ def custom_op(
     """
     prototype = TABLE.prototypes.get(op_type)
     if prototype is None:
-        raise _unregistered(op_type)
+        from torchgraft.compat.air import builtins
+
+        if op_type not in builtins.BUILTINS:
+            raise unregistered(op_type)
+        if args:
+            return builtins.BUILTINS[op_type](*args)
+        plain = {name: value.plain for name, value in (attrs or {}).items()}
+        return builtins.by_name(op_type, dict(inputs or {}), plain)
     if args and (inputs or outputs or attrs):
         raise ValueError(f"custom_op({op_type!r}) is given both by position and by names")
     if inputs is None and outputs is None and attrs is None:
@@ -171,7 +209,8 @@ def custom_op(
     return build(op_type, inputs=fed, outputs=named, attrs=attrs, node_name=node_name)
 
 
-def _unregistered(op_type: str) -> Exception:
+def unregistered(op_type: str) -> Exception:
+    """What using an operator raises that no prototype and no built-in stands for."""
     try:
         find_kernel(op_type)
     except NotRegistered as error:
@@ -254,10 +293,16 @@ def _tensor(value: Any) -> Any:
 
 
 def builder(name: str) -> Callable[..., Any]:
-    """The function of a prototype, as generated files have it: inputs, then attributes by name."""
+    """The function of a prototype, as generated files have it: inputs, then attributes by name.
+    Where no prototype is loaded: that of GE's own operator."""
+    from torchgraft.compat.air.builtins import BUILTINS
+
     prototype = TABLE.prototypes.get(name)
-    if prototype is None or name.startswith("_"):
-        raise AttributeError(f"no prototype {name!r} is loaded")
+    if prototype is None and name in BUILTINS:
+        return BUILTINS[name]
+    if prototype is None or not name[:1].isupper():
+        nearest = "Load its prototype: torchgraft.load_prototypes(path)."
+        raise NotOnThisDevice(f"ge_apis.{name}", nearest)
 
     def call(
         *args: Any, dependencies: Sequence[Any] = (), node_name: str | None = None, **attrs: Any

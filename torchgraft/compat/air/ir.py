@@ -82,6 +82,18 @@ def ge_op(
     return custom_op(op_type, inputs=inputs, outputs=outputs, attrs=attrs, node_name=node_name)
 
 
+class _Sets(type):
+    def __getattr__(cls, name: str) -> str:
+        if not name.startswith("TT_"):
+            raise AttributeError(f"TensorType has no set {name!r}")
+        return name
+
+
+class TensorType(metaclass=_Sets):
+    """Named sets of element types, `TensorType.TT_ALL`: generated files tell them of inputs. The
+    prototype has them, too, and is what is checked."""
+
+
 def auto_convert_to_tensor(
     is_dynamic: Sequence[bool], is_optional: Sequence[bool], *_: Any, **__: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

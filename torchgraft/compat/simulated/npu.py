@@ -10,12 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgraft.compat import simulated
-from torchgraft.compat.notes import without_effect
-from torchgraft.compat.simulated import amp
+from torchgraft.compat import common, simulated
+from torchgraft.compat.common import *  # noqa: F403
 from torchgraft.errors import NotOnThisDevice
-
-__all__ = ["amp"]
 
 Where = torch.device | str | int | None
 _accelerator = torch.accelerator
@@ -35,23 +32,10 @@ def _index(device: Where) -> int:
 # --- devices ---
 
 
-def is_available() -> bool:
-    """Whether there is a device; where this module is, there is one."""
-    return True
-
-
-def is_initialized() -> bool:
-    return True
-
-
 _initialized = True  # torch.utils.checkpoint looks here before it keeps random states
 
 
-def init() -> None:
-    """The device is ready when it is loaded."""
-
-
-_lazy_init = init
+_lazy_init = common.init
 
 
 def _is_in_bad_fork() -> bool:
@@ -119,14 +103,6 @@ def get_device_capability(device: Where = None) -> tuple[int, int] | None:
 
 def can_device_access_peer(device: Where, peer_device: Where) -> bool:
     return _index(device) != _index(peer_device)
-
-
-def is_bf16_supported() -> bool:
-    return True
-
-
-def get_amp_supported_dtype() -> list[torch.dtype]:
-    return [torch.float16, torch.bfloat16, torch.float32]
 
 
 def synchronize(device: Where = None) -> None:
@@ -326,50 +302,7 @@ def set_rng_state_all(new_states: list[Tensor]) -> None:
         one.set_state(state)
 
 
-# --- what has no meaning here ---
-
-
-def set_compile_mode(jit_compile: bool = False) -> None:
-    without_effect("torch.npu.", {"set_compile_mode": "operators are compiled ahead of time here"})
-
-
-def set_option(option: dict[str, Any]) -> None:
-    where = "torch.npu.set_option: "
-    without_effect(where, dict.fromkeys(option, "an option of the real device"))
-
-
-class _Accepted:
-    """Settings of the real device: they keep what is written, and say that nothing comes of it."""
-
-    _where: str
-
-    def __init__(self, where: str, **values: Any) -> None:
-        self.__dict__.update(values, _where=where)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        without_effect(f"torch.npu.{self._where}.", {name: "a setting of the real device"})
-        self.__dict__[name] = value
-
-
-config = _Accepted("config", allow_internal_format=True)
-matmul = _Accepted("matmul", allow_hf32=False)
-conv = _Accepted("conv", allow_hf32=True)
-
-_CAPTURE = "torch.compile(backend='npugraph_ex') captures a graph and runs it."
-_REFUSED = {
-    "NPUGraph": _CAPTURE,
-    "graph": _CAPTURE,
-    "graph_pool_handle": _CAPTURE,
-    "make_graphed_callables": _CAPTURE,
-    "is_current_stream_capturing": _CAPTURE,
-    "caching_allocator_alloc": "Use torch.empty(..., device='npu').",
-    "NPUPluggableAllocator": "TORCHGRAFT_NPU_MEMORY sets how much memory a device has.",
-}
-
-
 def __getattr__(name: str) -> Any:
     if name == "default_generators":
         return tuple(_each())
-    if name in _REFUSED:
-        raise NotOnThisDevice(f"torch.npu.{name}", _REFUSED[name])
-    raise AttributeError(f"module 'torch.npu' has no attribute {name!r}")
+    return common.attribute(name, globals())

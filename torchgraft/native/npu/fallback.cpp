@@ -276,10 +276,9 @@ class Call {
     each_tensor(made, [&](const Tensor& tensor) { from.push_back(tensor); });
     size_t i = 0;
     each_tensor(target, [&](const Tensor& to) {
-      TORCH_CHECK(i < from.size() && from[i].sizes() == to.sizes() && from[i].dtype() == to.dtype(),
-                  "its Meta kernel promised ", to.dtype(), " of ", to.sizes(), ", its kernel made ",
-                  i < from.size() ? c10::str(from[i].dtype(), " of ", from[i].sizes()) : "nothing");
-      to.copy_(from[i++]);
+      TORCH_CHECK(i < from.size() && from[i].sizes() == to.sizes(), "its Meta kernel promised a shape of ",
+                  to.sizes(), ", its kernel made ", i < from.size() ? c10::str(from[i].sizes()) : "nothing");
+      to.copy_(from[i++]);  // in the type of a device: the CPU keeps statistics of halves in half
     });
   }
 
@@ -348,10 +347,41 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   Call(op, stack).run();
 }
 
+void no_sparse(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(), ": the simulated npu has no sparse tensors. "
+                              "Use a dense one (.to_dense()), or compute this on the CPU (.cpu()).");
+}
+
+void no_quantized(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(), ": the simulated npu has no quantized tensors. "
+                              "Use torch.fake_quantize_per_tensor_affine, or compute this on the CPU (.cpu()).");
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+// Torch would put these together from others, which round at every step.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  m.impl("native_group_norm", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  for (const char* name : {"quantize_per_tensor", "quantize_per_tensor.tensor_qparams",
+                           "quantize_per_tensor_dynamic", "quantize_per_channel"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&no_quantized>());
+}
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_sparse>());
+}
+
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_sparse>());
+}
+
+TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_quantized>());
 }
 
 }  // namespace graft::npu

@@ -22,6 +22,7 @@ from torchgraft.passes.pattern import match as matching
 from torchgraft.passes.pattern.match import Finder, Found
 from torchgraft.passes.pattern.search import Index, Miss, said
 from torchgraft.passes.pattern.trace import aten, label
+from torchgraft.passes.precision import uncast
 
 
 class Match:
@@ -182,6 +183,8 @@ def _replace(pattern: Any, found: Found, graph: Graph) -> None:
     if late:
         _in_order(gm)
     if pattern.changes_type:
+        for node in matching.nodes_in(new):
+            uncast(node)
         meta.refresh(gm, _stale(gm, new), pattern.name)
 
 

@@ -1,27 +1,9 @@
 """Torch-AIE off the NPU."""
 
 from torch_aie import _compile_spec, _enums, npu
-from torchgraft.compat import backends, device
-from torchgraft.compat.aie import libraries
-from torchgraft.compat.aie.compile import compile, export_engine, finalize, set_device
-from torchgraft.compat.aie.enums import CompileMode, PrecisionPolicy, TensorFormat, dtype
-from torchgraft.compat.aie.inputs import Input
+from torchgraft.compat.aie import names
+from torchgraft.compat.aie.names import *  # noqa: F403
 
-__all__ = [
-    "CompileMode",
-    "Input",
-    "PrecisionPolicy",
-    "TensorFormat",
-    "_compile_spec",
-    "_enums",
-    "compile",
-    "dtype",
-    "export_engine",
-    "finalize",
-    "npu",
-    "set_device",
-]
+__all__ = [*names.__all__, "_compile_spec", "_enums", "npu"]  # noqa: PLE0604
 
-device.activate()
-libraries.activate()
-backends.register()
+names.activate()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.compat import backends, device
+from torchgraft.compat import backends, device, refused
 from torchgraft.errors import NotOnThisDevice
 from torchgraft.op import plugin
 
@@ -20,8 +20,7 @@ device.activate()
 backends.register()
 npu: Any = torch.npu  # type: ignore[attr-defined]
 sys.modules[f"{__name__}.npu"] = npu
-if hasattr(npu, "amp"):
-    sys.modules[f"{__name__}.npu.amp"] = npu.amp
+sys.modules[f"{__name__}.npu.amp"] = npu.amp
 
 from torch_npu import profiler, utils  # noqa: E402  (they need the device)
 
@@ -53,5 +52,5 @@ def __getattr__(name: str) -> Any:
         return getattr(torch.ops.npu, name)
     if not name.startswith("npu_"):
         raise AttributeError(f"module 'torch_npu' has no attribute {name!r}")
-    nearest = f"Declare it: @graft.op('npu::{name}'), or torchgraft op-plugin on its YAML file."
-    raise NotOnThisDevice(f"torch_npu.{name}", nearest)
+    own = f"Declare it: @graft.op('npu::{name}'), or torchgraft op-plugin on its YAML file."
+    raise NotOnThisDevice(f"torch_npu.{name}", refused.FUSED.get(name, own))

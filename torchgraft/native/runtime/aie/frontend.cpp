@@ -138,6 +138,17 @@ Python& python() {
   return *made;
 }
 
+// The type to compute in, as `Config.precision` names it; null: as the module says.
+json precision(const torchscript::CompileSpec& spec) {
+  switch (spec.precision_policy) {
+    case PrecisionPolicy::FP16: return "float16";
+    case PrecisionPolicy::PREF_FP16: return "mixed-float16";
+    case PrecisionPolicy::FP32: return "float32";
+    case PrecisionPolicy::PREF_FP32: break;
+  }
+  return spec.truncateLongAndDouble ? json("float32") : json();
+}
+
 json described(const torchscript::CompileSpec& spec) {
   if (spec.inputs.empty() || spec.inputs[0].empty())
     refuse("CompileSpec", "no inputs", "the inputs to compile for");
@@ -170,7 +181,7 @@ json described(const torchscript::CompileSpec& spec) {
   return {{"inputs", gears},
           {"min_block_size", spec.minBlockSize},
           {"require_full_compilation", spec.requireFullCompilation},
-          {"truncate_long_and_double", spec.truncateLongAndDouble},
+          {"precision", precision(spec)},
           {"torch_executed_ops", spec.torchExecutedOps},
           {"torch_executed_modules", spec.torchExecutedModules}};
 }

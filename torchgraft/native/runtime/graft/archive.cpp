@@ -15,7 +15,7 @@ namespace torchgraft {
 namespace {
 
 constexpr const char* kManifest = "manifest.json";
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;
 constexpr size_t kMostMembers = 4096;
 constexpr size_t kMostJson = size_t{256} << 20;
 constexpr int kDeepest = 200;

@@ -56,7 +56,9 @@ struct Registered {
           torch::Library::FRAGMENT, "torchgraft", std::nullopt, __FILE__, __LINE__));
       kept.back()->def("run_engine(Tensor[] inputs, Tensor engine) -> Tensor[]");
     }
-    for (const auto key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA, c10::DispatchKey::PrivateUse1}) {
+    using Key = c10::DispatchKey;  // a program may take sparse tensors, too
+    for (const auto key : {Key::CPU, Key::CUDA, Key::PrivateUse1, Key::SparseCPU, Key::SparseCUDA,
+                           Key::SparseCsrCPU, Key::SparseCsrCUDA}) {
       kept.push_back(std::make_unique<torch::Library>(
           torch::Library::IMPL, "torchgraft", key, __FILE__, __LINE__));
       kept.back()->impl("run_engine", TORCH_FN(run_engine));

@@ -6,6 +6,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ScalarOps.h>
+#include <ATen/ThreadLocalState.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -42,6 +43,7 @@ c10::IValue coerced_list(const Values& items, const c10::TypePtr& element) {
   for (const c10::IValue& item : items) made.push_back(coerced(item, element));
   switch (element->kind()) {
     case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
       return typed<int64_t>(made, [](auto& v) { return v.toInt(); });
     case c10::TypeKind::FloatType:
       return typed<double>(made, [](auto& v) { return v.toDouble(); });
@@ -253,12 +255,10 @@ struct Region : Action {
         if (made == known.end()) bad("this torch runs no generated code on " + kernel.device.str());
         runner = made->second(kernel.path, 1, kernel.device.str(), "", false);
       }
-      std::unordered_map<std::string, at::Tensor> constants;
       for (const auto& [name, at] : kernel.constants) {
         if (!values[at].isTensor()) bad("a constant of generated code is no tensor");
-        constants[name] = values[at].toTensor();
+        constants[name] = values[at].toTensor().detach();
       }
-      held.assign(values.begin(), values.end());
       if (!constants.empty()) runner->update_constant_buffer(constants, false, true, true);
     } catch (const c10::Error& error) {
       bad(std::string("its generated code cannot be loaded (") + error.what_without_backtrace() + ")");
@@ -267,8 +267,13 @@ struct Region : Action {
     } catch (const std::exception& error) {
       bad(std::string("its generated code cannot be loaded (") + error.what() + ")");
     }
-    plain = std::none_of(ints.begin(), ints.end(), [](bool one) { return one; }) &&
-        std::none_of(int_outputs.begin(), int_outputs.end(), [](bool one) { return one; });
+  }
+
+  // A container keeps a handle of each constant that it never frees (`MaybeOwningAtenTensorHandle`,
+  // torch 2.11 to 2.13), so what the handle refers to is let go of here, or weights would stay.
+  ~Region() override {
+    runner.reset();
+    for (auto& [name, tensor] : constants) tensor.unsafeGetTensorImpl()->release_resources();
   }
 
   void run(Frame& frame) const override {
@@ -296,10 +301,39 @@ struct Region : Action {
     }
   }
 
+  // Whether a plan is this call and nothing else.
+  bool is_all_of(const Plan& plan) const {
+    const auto row = [](const std::vector<Value>& values, const std::vector<int64_t>& buffers) {
+      return std::equal(values.begin(), values.end(), buffers.begin(), buffers.end(),
+                        [](const Value& value, int64_t buffer) {
+                          return value.kind == Value::kBuffer && value.buffer == buffer;
+                        });
+    };
+    const auto none = [](const std::vector<bool>& flags) {
+      return std::find(flags.begin(), flags.end(), true) == flags.end();
+    };
+    return row(step.args, plan.inputs) && row(plan.outputs, step.outputs) && none(ints) &&
+        none(int_outputs);
+  }
+
+  // The call of such a plan.
+  Values run(Values values) const {
+    std::vector<at::Tensor> inputs;
+    inputs.reserve(values.size());
+    for (c10::IValue& value : values) {
+      if (!value.isTensor()) throw Error("generated code is given " + value.tagKind() + " for a tensor");
+      inputs.push_back(std::move(value).toTensor());
+    }
+    std::vector<at::Tensor> made = runner->run(inputs);
+    if (made.size() != step.outputs.size())
+      throw Error("a region gave " + std::to_string(made.size()) + " values where the plan has " +
+                  std::to_string(step.outputs.size()));
+    return Values(std::make_move_iterator(made.begin()), std::make_move_iterator(made.end()));
+  }
+
   const Step& step;
   std::vector<bool> ints, int_outputs;
-  bool plain = false;
-  Values held;  // the library does not own its constants
+  std::unordered_map<std::string, at::Tensor> constants;  // of tensors of their own: aliases
   std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner;
 };
 
@@ -411,7 +445,12 @@ struct Builtin : Action {
 
 // --- Branches and loops ---
 
-using Branches = std::map<int64_t, std::pair<std::shared_ptr<Linked>, bool>>;  // by buffer
+struct Branch {
+  std::shared_ptr<Linked> program;
+  bool single = false;
+  std::vector<bool> dense;
+};
+using Branches = std::map<int64_t, Branch>;  // by buffer
 
 struct Control : Action {
   Control(const Step& step, const Kernel& kernel, const Branches& branches)
@@ -424,15 +463,14 @@ struct Control : Action {
       const Value& arg = step.args[first + i];
       const auto found = branches.find(arg.kind == Value::kBuffer ? arg.buffer : -1);
       if (found == branches.end()) bad(kernel.name + " is given something that is no branch");
-      programs[i] = found->second.first;
-      single[i] = found->second.second;
+      branch[i] = found->second;
     }
   }
 
   static Values items(const c10::IValue& value) {
     if (value.isTuple()) {
       const auto& parts = value.toTupleRef().elements();
-      return {parts.begin(), parts.end()};
+      return Values(parts.begin(), parts.end());
     }
     if (value.isList()) return value.toListRef().vec();
     throw Error("a branch takes a list of values");
@@ -445,8 +483,11 @@ struct Control : Action {
   }
 
   c10::IValue call(int which, Values operands) const {
-    Values made = programs[which]->run(std::move(operands));
-    if (!single[which]) return c10::ivalue::Tuple::create(std::move(made));
+    const Branch& taken = branch[which];
+    for (size_t i = 0; i < std::min(taken.dense.size(), operands.size()); ++i)
+      if (taken.dense[i] && operands[i].isTensor()) operands[i] = operands[i].toTensor().contiguous();
+    Values made = taken.program->run(std::move(operands));
+    if (!taken.single) return c10::ivalue::Tuple::create(std::move(made));
     if (made.size() != 1) throw Error("a branch gives another number of values");
     return made[0];
   }
@@ -465,15 +506,14 @@ struct Control : Action {
     };
     while (truth(call(0, all()))) {
       const c10::IValue made = call(1, all());
-      carried = single[1] ? Values{made} : items(made);
+      carried = branch[1].single ? Values{made} : items(made);
     }
     store(frame, step, c10::ivalue::Tuple::create(std::move(carried)));
   }
 
   const Step& step;
   bool loop;
-  std::shared_ptr<Linked> programs[2];
-  bool single[2] = {false, false};
+  Branch branch[2];
 };
 
 // --- Worker threads: a stream of the host ---
@@ -495,7 +535,6 @@ class Worker {
 
  private:
   void loop() {
-    at::NoGradGuard none;
     while (true) {
       std::function<void()> job;
       {
@@ -527,7 +566,7 @@ class Runs : public Linked {
       if (constant.kind == Constant::kValue)
         constants_.emplace_back(buffer, values.at(constant.index));
       else if (constant.kind == Constant::kProgram)
-        branches[buffer] = {programs.at(constant.index), constant.single};
+        branches[buffer] = {programs.at(constant.index), constant.single, constant.dense};
     }
     for (const Step& step : plan_.steps) {
       streams_.insert(step.stream);
@@ -546,7 +585,15 @@ class Runs : public Linked {
       }
     }
     streams_.erase(kMain);
-    if (streams_.empty()) return;
+    if (streams_.empty()) {
+      const auto launches = std::count_if(
+          plan_.steps.begin(), plan_.steps.end(), [](const Step& s) { return s.kind == Step::kLaunch; });
+      for (const auto& action : actions_)
+        if (const auto* region = dynamic_cast<const Region*>(action.get());
+            region && launches == 1 && region->is_all_of(plan_))
+          only_ = region;
+      return;
+    }
     prove(plan_);
     for (size_t i = 0; i < plan_.steps.size(); ++i) {
       const Step& step = plan_.steps[i];
@@ -565,6 +612,7 @@ class Runs : public Linked {
     if (inputs.size() != plan_.inputs.size())
       throw Error("a program takes " + std::to_string(plan_.inputs.size()) + " values, got " +
                   std::to_string(inputs.size()));
+    if (only_) return only_->run(std::move(inputs));
     Frame frame(plan_.names.size());
     for (size_t i = 0; i < inputs.size(); ++i) frame.values[plan_.inputs[i]] = std::move(inputs[i]);
     for (const auto& [buffer, value] : constants_) frame.values[buffer] = value;
@@ -628,8 +676,11 @@ class Runs : public Linked {
       std::lock_guard<std::mutex> hold(order_);  // every worker sees calls in one order
       for (const auto& [name, worker] : workers_) {
         const std::vector<size_t>& steps = by_stream_.at(name);
-        worker->submit([this, &steps, &frame, &call] {
-          walk(steps, frame, call);
+        worker->submit([this, &steps, &frame, &call, state = at::ThreadLocalState()] {
+          {
+            const at::ThreadLocalStateGuard as_the_caller(state);  // inference mode and the like
+            walk(steps, frame, call);
+          }
           std::lock_guard<std::mutex> done(call.lock);
           --call.running;
           call.moved.notify_all();
@@ -643,24 +694,25 @@ class Runs : public Linked {
     if (call.error) std::rethrow_exception(call.error);
   }
 
+  // Calls are enqueued one after the other, and a side stream starts when the call before is over:
+  // what that one freed belongs to the side stream's memory again, whatever streams the callers use.
   void on_device(Frame& frame) {
     const c10::impl::VirtualGuardImpl guard(device_.type());
     const c10::Stream current = guard.getStream(device_);
-    std::vector<std::optional<c10::Event>> events(events_.size());
-    for (size_t i = 0; i < plan_.steps.size(); ++i) {
-      const Step& step = plan_.steps[i];
-      const auto found = own_.find(step.stream);
-      const c10::Stream stream = found == own_.end() ? current : found->second;
-      if (step.kind == Step::kRecord) {
-        auto& event = events[events_.at(step.name)].emplace(device_.type());
+    std::lock_guard<std::mutex> hold(order_);
+    if (before_)
+      for (const auto& [name, stream] : own_) before_->block(stream);
+    try {
+      enqueue(frame, current);
+    } catch (...) {  // the caller's stream must not pass what is under way
+      for (const auto& [name, stream] : own_) {
+        c10::Event event(device_.type());
         event.record(stream);
-      } else if (step.kind == Step::kWait) {
-        events[events_.at(step.name)]->block(stream);
-      } else {
-        const c10::StreamGuard on(stream);
-        plain_step(frame, i);
+        event.block(current);
       }
+      throw;
     }
+    before_.emplace(device_.type()).record(current);
     // Results that a side stream made go back to it when the caller frees them.
     for (const Value& out : plan_.outputs)
       out.each_buffer([&](int64_t buffer) {
@@ -669,15 +721,34 @@ class Runs : public Linked {
       });
   }
 
+  void enqueue(Frame& frame, const c10::Stream& current) const {
+    std::vector<std::optional<c10::Event>> events(events_.size());
+    for (size_t i = 0; i < plan_.steps.size(); ++i) {
+      const Step& step = plan_.steps[i];
+      const auto found = own_.find(step.stream);
+      const c10::Stream stream = found == own_.end() ? current : found->second;
+      if (step.kind == Step::kRecord) {
+        events[events_.at(step.name)].emplace(device_.type()).record(stream);
+      } else if (step.kind == Step::kWait) {
+        events[events_.at(step.name)]->block(stream);
+      } else {
+        const c10::StreamGuard on(stream);
+        plain_step(frame, i);
+      }
+    }
+  }
+
   Plan plan_;
   c10::Device device_;
   std::vector<std::unique_ptr<Action>> actions_;
+  const Region* only_ = nullptr;  // where the plan is one call
   std::vector<std::pair<int64_t, c10::IValue>> constants_;
   std::set<std::string> streams_;
   std::map<std::string, std::vector<size_t>> by_stream_;
   std::map<std::string, size_t> events_;
   std::map<std::string, c10::Stream> own_;
   std::mutex order_;
+  std::optional<c10::Event> before_;  // where the last call on a device ended
   std::map<std::string, std::unique_ptr<Worker>> workers_;  // last: they end before what they use
 };
 

@@ -28,7 +28,8 @@ struct Kernel {
 struct Constant {
   enum Kind { kValue, kProgram, kOp } kind;
   int64_t index = -1;
-  bool single = false;
+  bool single = false;       // of a branch: it gives one value, not a tuple
+  std::vector<bool> dense;   // of a branch: operands that it wants contiguous
 };
 
 // An entry of `programs`.
@@ -37,6 +38,12 @@ struct Part {
   std::map<std::string, Kernel> kernels;
   std::map<std::string, Constant> constants;
 };
+
+// An entry of `programs`, the `number`th, of a package with so many values. `libraries` says where
+// each member was unpacked.
+Part parse_part(
+    const json& data, size_t number, size_t values, const Place& place,
+    const std::map<std::string, std::string>& libraries);
 
 // Raises `BadPackage` where a launch does not fit what it calls.
 std::shared_ptr<Linked> link(

@@ -99,14 +99,35 @@ struct Weight {
   }
 };
 
+// An output that is an input or a view of one, and the program that makes it from the inputs.
+struct View {
+  size_t output, input, program;
+};
+
 struct Gear {
   Signature signature;
   std::vector<std::string> states;
   size_t program;
-  Gear(const json& data, const Place& place, size_t programs)
+  std::vector<View> views;
+  Gear(const json& data, const Place& place, const std::vector<Part>& parts)
       : signature(data, place),
-        program(index(field(data, "program", json::value_t::number_integer), programs)) {
+        program(index(field(data, "program", json::value_t::number_integer), parts.size())) {
     for (const json& name : list(data, "states")) states.push_back(text(name));
+    const Plan& plan = parts[program].plan;
+    const size_t tensors = signature.tensors.size();
+    if (plan.inputs.size() != tensors + states.size() ||
+        (is_known(signature.out_tree) && plan.outputs.size() != leaves_of(signature.out_tree)))
+      bad("a plan takes or gives another number of values than its signature");
+    for (const json& one : list(data, "views")) {
+      if (!one.is_array() || one.size() != 3) bad("not a view: " + brief(one));
+      const View view{static_cast<size_t>(index(one[0])), static_cast<size_t>(index(one[1])),
+                      static_cast<size_t>(index(one[2], parts.size()))};
+      if (view.output >= plan.outputs.size() || view.input >= tensors ||
+          parts[view.program].plan.inputs.size() != tensors ||
+          parts[view.program].plan.outputs.size() != 1)
+        bad("a view is of an input, or is an output, that there is not");
+      views.push_back(view);
+    }
   }
 };
 
@@ -130,8 +151,13 @@ struct Quiet {
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
+std::string typed_shape(at::ScalarType type, at::IntArrayRef shape) {
+  return std::string("torch.") + dtype_name(type) + " " + shown(shape);
+}
+
 at::Tensor restrided(const at::Tensor& leaf, const TensorSpec& spec) {
   at::Tensor plain = leaf.requires_grad() ? leaf.detach() : leaf;
+  if (spec.layout != at::kStrided) return plain;
   if (plain.is_conj()) plain = plain.resolve_conj();
   if (plain.is_neg()) plain = plain.resolve_neg();
   if (!spec.stride) return plain.contiguous(spec.format);
@@ -156,22 +182,18 @@ struct Program::Body {
       stored[weight.name] = weight.like(found->second, place);
     }
     unpack();
-    prepare = part(object(body, "prepare"), 0, 0);
+    prepare = parse_part(object(body, "prepare"), 0, 0, place, libraries);
     if (prepare.plan.inputs.size() != weights.size())
       bad("the plan of the weights takes another number of them");
     const size_t values = prepare.plan.outputs.size();
     for (const json& entry : list(body, "programs")) {
       const size_t number = parts.size();
-      parts.push_back(part(entry, number, values));
+      parts.push_back(parse_part(entry, number, values, place, libraries));
     }
     for (const json& entry : list(body, "gears")) {
-      gears.push_back(std::make_unique<Gear>(entry, place, parts.size()));
-      const Gear& gear = *gears.back();
-      for (const std::string& state : gear.states)
+      gears.push_back(std::make_unique<Gear>(entry, place, parts));
+      for (const std::string& state : gears.back()->states)
         if (!is_state(state)) bad("there is no state " + quote(state));
-      const Plan& plan = parts[gear.program].plan;
-      if (plan.inputs.size() != gear.signature.tensors.size() + gear.states.size())
-        bad("a plan takes or gives another number of values than its signature");
     }
     if (gears.empty()) bad("it has no program");
   }
@@ -199,49 +221,6 @@ struct Program::Body {
     }
   }
 
-  Part part(const json& data, size_t number, size_t values) {
-    Part made;
-    made.plan = parse_plan(object(data, "plan"), place);
-    for (const auto& [name, entry] : object(data, "kernels").items()) {
-      Kernel kernel;
-      const std::string& kind = text(entry, "kind");
-      if (kind == "library") {
-        kernel.kind = Kernel::kLibrary;
-        const auto found = libraries.find(text(entry, "member"));
-        if (found == libraries.end()) bad("there is no library " + quote(text(entry, "member")));
-        kernel.path = found->second;
-        kernel.device = place(text(entry, "device"));
-        for (const auto& [constant, at] : object(entry, "constants").items())
-          kernel.constants.emplace_back(constant, index(at, values));
-        for (const json& one : list(entry, "ints")) kernel.ints.push_back(one.is_boolean() && one.get<bool>());
-        for (const json& one : list(entry, "int_outputs"))
-          kernel.int_outputs.push_back(one.is_boolean() && one.get<bool>());
-      } else if (kind == "op" || kind == "builtin" || kind == "higher") {
-        kernel.kind = kind == "op" ? Kernel::kOp : kind == "builtin" ? Kernel::kBuiltin : Kernel::kHigher;
-        kernel.name = text(entry, "name");
-        if (kind == "op") kernel.overload = text(entry, "overload");
-      } else {
-        bad("not something to call: " + brief(entry));
-      }
-      made.kernels[name] = std::move(kernel);
-    }
-    for (const auto& [name, entry] : object(data, "constants").items()) {
-      Constant constant;
-      const std::string& kind = text(entry, "kind");
-      if (kind == "value") {
-        constant = {Constant::kValue, index(field(entry, "value", json::value_t::number_integer), values)};
-      } else if (kind == "program") {  // branches come before what calls them
-        constant = {Constant::kProgram,
-                    index(field(entry, "program", json::value_t::number_integer), number),
-                    flag(entry, "single")};
-      } else {
-        constant.kind = Constant::kOp;
-      }
-      made.constants[name] = constant;
-    }
-    return made;
-  }
-
   // Link everything with these weights; nothing changes where that fails.
   void start(const Weights& given) {
     Quiet quiet;
@@ -251,8 +230,8 @@ struct Program::Body {
       inputs.emplace_back(found != given.end() ? found->second : stored.at(weight.name));
     }
     const Values values = link(prepare, {}, {}, place.device)->run(std::move(inputs));
-    std::vector<std::shared_ptr<Linked>> linked;
-    for (const Part& part : parts) linked.push_back(link(part, values, linked, place.device));
+    auto linked = std::make_shared<std::vector<std::shared_ptr<Linked>>>();
+    for (const Part& part : parts) linked->push_back(link(part, values, *linked, place.device));
     std::unique_lock<std::shared_mutex> hold(lock);
     programs = std::move(linked);
   }
@@ -260,47 +239,62 @@ struct Program::Body {
   Values run(const std::vector<at::Tensor>& given) const {
     const Gear& gear = fitting(given);
     const auto& specs = gear.signature.tensors;
+    if (at::GradMode::is_enabled())
+      for (size_t i = 0; i < given.size(); ++i)
+        if (specs[i]->mutated && given[i].requires_grad() && given[i].is_leaf())
+          throw InputMismatch(
+              Misfit{specs[i]->name, "a tensor that the program may write to",
+                     "a leaf that requires grad",
+                     "Call it under torch.no_grad(), or pass " + specs[i]->name + ".detach()."}
+                  .text());
     Quiet quiet;
     Values inputs;
     inputs.reserve(given.size() + gear.states.size());
-    for (size_t i = 0; i < given.size(); ++i) inputs.emplace_back(restrided(given[i], *specs[i]));
-    std::vector<at::Tensor> used;
-    for (size_t i = 0; i < given.size(); ++i)
-      if (specs[i]->mutated) used.push_back(inputs[i].toTensor());
-    std::shared_ptr<Linked> program;
+    std::vector<std::pair<size_t, at::Tensor>> copied;  // inputs that the program has a copy of
+    for (size_t i = 0; i < given.size(); ++i) {
+      at::Tensor fitted = restrided(given[i], *specs[i]);
+      if (specs[i]->layout == at::kStrided && !fitted.is_alias_of(given[i])) copied.emplace_back(i, fitted);
+      inputs.emplace_back(std::move(fitted));
+    }
+    std::shared_ptr<const std::vector<std::shared_ptr<Linked>>> linked;
     {
       std::shared_lock<std::shared_mutex> hold(lock);
-      program = programs[gear.program];
+      linked = programs;
       for (const std::string& state : gear.states) inputs.emplace_back(stored.at(state));
     }
-    Values outputs = program->run(std::move(inputs));
-    for (size_t i = 0, k = 0; i < given.size(); ++i) {
-      if (!specs[i]->mutated) continue;
-      const at::Tensor& written = used[k++];
-      if (written.data_ptr() != given[i].data_ptr()) given[i].detach().copy_(written);
+    Values outputs = (*linked)[gear.program]->run(std::move(inputs));
+    for (const auto& [i, used] : copied) {
+      if (specs[i]->mutated) given[i].detach().copy_(used);
+      for (const View& view : gear.views)  // of what the caller has, not of its copy
+        if (view.input == i) outputs[view.output] = viewed(*(*linked)[view.program], given);
     }
     return outputs;
+  }
+
+  static c10::IValue viewed(Linked& program, const std::vector<at::Tensor>& given) {
+    Values inputs;
+    for (const at::Tensor& one : given) inputs.emplace_back(one.detach());
+    return program.run(std::move(inputs)).at(0);
   }
 
   const Gear& fitting(const std::vector<at::Tensor>& given) const {
     const size_t wanted = gears[0]->signature.tensors.size();
     if (given.size() != wanted)
-      throw InputMismatch(misfit_text(
+      throw InputMismatch(Misfit{
           "arguments", std::to_string(wanted) + " tensors (" + gears[0]->signature.show() + ")",
-          std::to_string(given.size()), "Pass the tensors that were declared, in order."));
-    std::optional<std::string> why;
+          std::to_string(given.size()), "Pass the tensors that were declared, in order."}.text());
+    std::optional<Misfit> why;
     for (const auto& gear : gears) {
       if (gear->signature.tensors.size() != wanted) continue;
       why = gear->signature.misfit(given);
       if (!why) return *gear;
     }
-    if (gears.size() == 1) throw InputMismatch(*why);
+    if (gears.size() == 1 || !why->is_size) throw InputMismatch(why->text());
     std::string shapes;
     for (const auto& gear : gears) shapes += (shapes.empty() ? "" : "; ") + gear->signature.show();
-    const size_t got = why->find(", got "), end = why->find(".\n");
-    throw InputMismatch(
-        why->substr(0, why->find(": declared")) + ": declared one of the gears (" + shapes + ")" +
-        why->substr(got, end - got) + ".\nAdd that gear.");
+    why->declared = "one of the gears (" + shapes + ")";
+    why->fix = "Add that shape to gears=[...] of its graft.Input, or pad it to one of them.";
+    throw InputMismatch(why->text());
   }
 
   std::shared_ptr<Archive> archive;
@@ -314,7 +308,7 @@ struct Program::Body {
   std::vector<Part> parts;
   std::vector<std::unique_ptr<Gear>> gears;
   mutable std::shared_mutex lock;
-  std::vector<std::shared_ptr<Linked>> programs;
+  std::shared_ptr<const std::vector<std::shared_ptr<Linked>>> programs;
 };
 
 // --- Nested arguments and results ---
@@ -324,9 +318,9 @@ namespace {
 // The leaves of a call that has the structure of a tree.
 void flatten(const Tree& tree, const c10::IValue& value, std::vector<c10::IValue>& leaves) {
   const auto unlike = [&](const char* wanted) {
-    throw InputMismatch(misfit_text(
+    throw InputMismatch(Misfit{
         "arguments", std::string("a ") + wanted + " there", value.tagKind(),
-        "Call it with the same positional, keyword and nested arguments as declared."));
+        "Call it with the same positional, keyword and nested arguments as declared."}.text());
   };
   switch (tree.kind) {
     case Tree::kLeaf:
@@ -345,9 +339,9 @@ void flatten(const Tree& tree, const c10::IValue& value, std::vector<c10::IValue
       else
         unlike(tree.kind == Tree::kTuple ? "tuple" : "list");
       if (items.size() != tree.items.size())
-        throw InputMismatch(misfit_text(
+        throw InputMismatch(Misfit{
             "arguments", std::to_string(tree.items.size()) + " of them", std::to_string(items.size()),
-            "Call it with the same positional, keyword and nested arguments as declared."));
+            "Call it with the same positional, keyword and nested arguments as declared."}.text());
       for (size_t i = 0; i < items.size(); ++i) flatten(tree.items[i], items[i], leaves);
       return;
     }
@@ -397,7 +391,9 @@ bool same(const c10::IValue& one, const c10::IValue& two) {
 
 std::vector<at::Tensor> Program::forward(const std::vector<at::Tensor>& inputs) const {
   std::vector<at::Tensor> made;
-  for (c10::IValue& value : body_->run(inputs)) {
+  Values outputs = body_->run(inputs);
+  made.reserve(outputs.size());
+  for (c10::IValue& value : outputs) {
     if (value.isTensor())
       made.push_back(std::move(value).toTensor());
     else if (value.isNone())
@@ -422,18 +418,16 @@ c10::IValue Program::operator()(
     const Spec& spec = signature.specs[i];
     if (!spec.tensor) {
       if (!same(spec.constant.literal, leaves[i]))
-        throw InputMismatch(misfit_text(
+        throw InputMismatch(Misfit{
             spec.name, "the constant " + Plan().show(spec.constant), leaves[i].tagKind(),
-            "The program was compiled for that value; compile again for another one."));
+            "The program was compiled for that value; compile again for another one."}.text());
     } else if (!leaves[i].isTensor()) {
-      throw InputMismatch(misfit_text(spec.name, "a tensor", leaves[i].tagKind(), "Pass a tensor."));
+      throw InputMismatch(Misfit{spec.name, "a tensor", leaves[i].tagKind(), "Pass a tensor."}.text());
     } else {
       tensors.push_back(leaves[i].toTensor());
     }
   }
   Values outputs = body_->run(tensors);
-  if (leaves_of(signature.out_tree) != outputs.size())
-    throw Error("the program gives another number of values than its signature says");
   size_t next = 0;
   return unflatten(signature.out_tree, outputs, next);
 }
@@ -453,27 +447,40 @@ std::string Program::signature() const {
 }
 
 void Program::load_state_dict(const Weights& given) {
-  std::string problems;
-  const auto problem = [&](const std::string& one) { problems += "\n  " + one; };
-  std::set<std::string> known;
+  std::set<std::string> problems, known;  // both in order
+  size_t made = 0;
   for (const Weight& weight : body_->weights) {
-    if (weight.made)
-      throw WeightMismatch(
-          "constants were made of the weights by a pass, in a way that cannot be repeated; compile "
-          "the model with the new weights and save that");
+    made += weight.made;
     if (!weight.saved) continue;
     known.insert(weight.name);
     const auto found = given.find(weight.name);
     if (found == given.end())
-      problem("missing: " + weight.name);
+      problems.insert("missing: " + weight.name);
     else if (found->second.scalar_type() != weight.dtype || found->second.sizes() != weight.shape)
-      problem(weight.name + ": another dtype or shape");
+      problems.insert(weight.name + ": " + typed_shape(found->second.scalar_type(), found->second.sizes()) +
+                      " for " + typed_shape(weight.dtype, weight.shape));
   }
   for (const auto& [name, tensor] : given)
-    if (!known.count(name)) problem("not in the program: " + name);
-  if (!problems.empty())
-    throw WeightMismatch("the weights do not fit the program:" + problems +
-                         "\nPass the state dict of the same model.");
+    if (!known.count(name)) problems.insert("not in the program: " + name);
+  if (problems.empty() && made)
+    problems.insert(std::to_string(made) +
+                    " constants were made of the weights by a pass, in a way that cannot be repeated; "
+                    "compile the model with the new weights and save that");
+  if (problems.empty()) {
+    std::map<std::string, std::string> first;
+    for (const Weight& weight : body_->weights) {
+      const std::string& other = first.emplace(weight.tensor, weight.name).first->second;
+      if (weight.saved && !at::equal(given.at(other), given.at(weight.name))) {
+        problems.insert(other + " and " + weight.name + " are one tensor in this program");
+        break;
+      }
+    }
+  }
+  if (!problems.empty()) {
+    std::string said = "load_state_dict: the weights do not fit the compiled program:";
+    for (const std::string& problem : problems) said += "\n  " + problem;
+    throw WeightMismatch(said + "\nNothing was changed.");
+  }
   Weights moved;
   for (const Weight& weight : body_->weights)
     if (weight.saved) moved[weight.name] = weight.like(given.at(weight.name), body_->place);

@@ -107,9 +107,10 @@ c10::Device check_machine(const json& manifest, std::optional<c10::Device> wante
     wrong("device " + quote(kind), "device=" + quote(wanted->str()),
           "Leave the device out, or compile the model on that device and save that.");
   if (device.type() == c10::kCUDA) return cuda_device(manifest, wanted);
-  if (device.type() != c10::kCPU && !c10::impl::hasDeviceGuardImpl(device.type()))
+  if (device.type() == c10::kCPU) return device;
+  if (!c10::impl::hasDeviceGuardImpl(device.type()))
     wrong("device " + quote(kind), "none of that kind", "Load the library that has it first.");
-  return wanted ? *wanted : device;
+  return wanted && wanted->has_index() ? *wanted : c10::impl::VirtualGuardImpl(device.type()).getDevice();
 }
 
 void check_libraries(const json& manifest) {

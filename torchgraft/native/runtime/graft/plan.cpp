@@ -26,11 +26,13 @@ const std::vector<std::pair<const char*, at::ScalarType>>& dtypes() {
   return table;
 }
 
-at::Layout layout_named(const std::string& name) {
-  if (name == "strided") return at::kStrided;
-  if (name == "sparse_coo") return at::kSparse;
-  if (name == "sparse_csr") return at::kSparseCsr;
-  bad("there is no layout " + quote(name) + " in torch");
+const std::vector<std::pair<const char*, at::Layout>>& layouts() {
+  static const std::vector<std::pair<const char*, at::Layout>> table = {
+      {"strided", at::kStrided},      {"sparse_coo", at::kSparse},
+      {"sparse_csr", at::kSparseCsr}, {"sparse_csc", at::kSparseCsc},
+      {"sparse_bsr", at::kSparseBsr}, {"sparse_bsc", at::kSparseBsc},
+      {"_mkldnn", at::kMkldnn},       {"jagged", at::kJagged}};
+  return table;
 }
 
 // Gives buffers numbers without gaps, so that a large number in a file costs nothing.
@@ -98,6 +100,8 @@ Step step(const json& data, const Place& place, Numbers& numbers) {
   if (data.contains("launch")) {
     made.kind = Step::kLaunch;
     made.name = text(data, "launch");
+    if (data.contains("collective"))
+      bad("it talks to other ranks (" + made.name + "), which only Python does");
     for (const json& arg : list(data, "args")) made.args.push_back(value(arg, place, &numbers, 0));
     for (const json& named : list(data, "kwargs")) {
       const auto [name, arg] = pair(named, "kwargs");
@@ -194,6 +198,18 @@ at::MemoryFormat format_named(const std::string& name) {
   if (name == "channels_last") return at::MemoryFormat::ChannelsLast;
   if (name == "channels_last_3d") return at::MemoryFormat::ChannelsLast3d;
   bad("there is no memory_format " + quote(name) + " in torch");
+}
+
+at::Layout layout_named(const std::string& name) {
+  for (const auto& [known, layout] : layouts())
+    if (name == known) return layout;
+  bad("there is no layout " + quote(name) + " in torch");
+}
+
+std::string layout_name(at::Layout layout) {
+  for (const auto& [known, one] : layouts())
+    if (one == layout) return known;
+  return "unknown";
 }
 
 std::string Plan::show(const Value& value) const {

@@ -17,6 +17,8 @@ struct Place {
 at::ScalarType dtype_named(const std::string& name);
 const char* dtype_name(at::ScalarType type);
 at::MemoryFormat format_named(const std::string& name);
+at::Layout layout_named(const std::string& name);
+std::string layout_name(at::Layout layout);
 
 // An argument: a literal, a buffer, or a sequence of such.
 struct Value {

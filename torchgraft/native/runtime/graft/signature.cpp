@@ -83,18 +83,17 @@ Tree parse_tree(const json& data, int depth = 0) {
       }
       return tree;
     }
+    if (kind == "returns" && inner.is_array() && inner.size() == 2 && inner[1].is_array()) {
+      tree.kind = Tree::kTuple;  // a class of torch.return_types is a tuple with names
+      for (const json& part : inner[1]) tree.items.push_back(parse_tree(part, depth + 1));
+      return tree;
+    }
     if (kind == "pytree" && inner.is_string()) {
       tree.kind = Tree::kOther;
       return tree;
     }
   }
   bad("not a structure of arguments: " + brief(data));
-}
-
-std::string sizes_of(const at::Tensor& tensor) {
-  std::string text;
-  for (int64_t size : tensor.sizes()) text += (text.empty() ? "" : ", ") + std::to_string(size);
-  return "(" + text + (tensor.dim() == 1 ? ",)" : ")");
 }
 
 bool overlap(const at::Tensor& one, const at::Tensor& two) {
@@ -116,10 +115,18 @@ bool overlap(const at::Tensor& one, const at::Tensor& two) {
 
 }  // namespace
 
-std::string misfit_text(
-    const std::string& name, const std::string& declared, const std::string& got,
-    const std::string& fix) {
+std::string shown(at::IntArrayRef sizes) {
+  std::string text;
+  for (int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "(" + text + (sizes.size() == 1 ? ",)" : ")");
+}
+
+std::string Misfit::text() const {
   return "input '" + name + "': declared " + declared + ", got " + got + ".\n" + fix;
+}
+
+bool is_known(const Tree& tree) {
+  return tree.kind != Tree::kOther && std::all_of(tree.items.begin(), tree.items.end(), is_known);
 }
 
 size_t leaves_of(const Tree& tree) {
@@ -177,6 +184,7 @@ Signature::Signature(const json& data, const Place& place)
       made.device = place(text(one, "device"));
       made.format = format_named(text(one, "format"));
       made.mutated = flag(one, "mutated");
+      made.layout = layout_named(text(one, "layout"));
       if (one.contains("stride") && !one.at("stride").is_null()) {
         made.stride.emplace();
         for (const json& part : list(one, "stride")) made.stride->push_back(index(part, INT64_MAX));
@@ -219,7 +227,7 @@ std::string Signature::show() const {
   return text;
 }
 
-std::optional<std::string> Signature::misfit(const std::vector<at::Tensor>& given) const {
+std::optional<Misfit> Signature::misfit(const std::vector<at::Tensor>& given) const {
   std::vector<int64_t> known(symbols.size(), -1);
   if (!symbols.empty())
     for (size_t i = 0; i < tensors.size(); ++i)
@@ -236,24 +244,25 @@ std::optional<std::string> Signature::misfit(const std::vector<at::Tensor>& give
     writes = writes || spec.mutated;
     const auto torch = [](at::ScalarType type) { return std::string("torch.") + dtype_name(type); };
     if (!leaf.defined())
-      return misfit_text(spec.name, show(), "an undefined tensor", "Pass a tensor.");
-    if (leaf.layout() != at::kStrided)
-      return misfit_text(spec.name, "a plain tensor", "a sparse one",
-                      "Pass the tensor that it stands for; a compiled program reads its memory.");
+      return Misfit{spec.name, show(), "an undefined tensor", "Pass a tensor."};
+    if (leaf.is_nested() || leaf.layout() != spec.layout)
+      return Misfit{spec.name, "a " + layout_name(spec.layout) + " tensor",
+                    leaf.is_nested() ? "a nested tensor" : "layout torch." + layout_name(leaf.layout()),
+                    "Pass it dense: .to_dense(), or torch.nested.to_padded_tensor(x, 0.0)."};
     if (leaf.scalar_type() != spec.dtype)
-      return misfit_text(spec.name, "dtype " + torch(spec.dtype), torch(leaf.scalar_type()),
+      return Misfit{spec.name, "dtype " + torch(spec.dtype), torch(leaf.scalar_type()),
                       "Convert it with .to(" + torch(spec.dtype) + "), or compile for " +
-                          torch(leaf.scalar_type()) + ".");
+                          torch(leaf.scalar_type()) + "."};
     if (leaf.device() != spec.device)
-      return misfit_text(spec.name, "device " + spec.device.str(), leaf.device().str(),
+      return Misfit{spec.name, "device " + spec.device.str(), leaf.device().str(),
                       "Move it with .to('" + spec.device.str() + "'), or compile for " +
-                          leaf.device().str() + ".");
+                          leaf.device().str() + "."};
     if (leaf.dim() != static_cast<int64_t>(spec.shape.size())) {
       std::string sizes;
       for (const Size& size : spec.shape) sizes += (sizes.empty() ? "" : ", ") + show(size, false);
-      return misfit_text(spec.name, std::to_string(spec.shape.size()) + " dims (" + sizes + ")",
-                      std::to_string(leaf.dim()) + " dims " + sizes_of(leaf),
-                      "Reshape it, or compile for that rank.");
+      return Misfit{spec.name, std::to_string(spec.shape.size()) + " dims (" + sizes + ")",
+                      std::to_string(leaf.dim()) + " dims " + shown(leaf.sizes()),
+                      "Reshape it, or compile for that rank."};
     }
     for (size_t dim = 0; dim < spec.shape.size(); ++dim) {
       const Size& want = spec.shape[dim];
@@ -273,18 +282,20 @@ std::optional<std::string> Signature::misfit(const std::vector<at::Tensor>& give
         if (size == expected) continue;
         problem = "size " + std::to_string(expected) + " (" + show(want, true) + ")";
       }
-      return misfit_text(spec.name, problem + " in dim " + std::to_string(dim),
-                      std::to_string(size) + " (shape " + sizes_of(leaf) + ")",
-                      "Declare graft.Input(min_shape=..., max_shape=...) or gears=[...] for other sizes.");
+      return Misfit{spec.name, problem + " in dim " + std::to_string(dim),
+                      std::to_string(size) + " (shape " + shown(leaf.sizes()) + ")",
+                      "Declare graft.Input(min_shape=..., max_shape=...) or gears=[...] for other sizes.",
+                      true};
     }
   }
   if (writes)
     for (size_t i = 0; i < tensors.size(); ++i)
       for (size_t j = 0; tensors[i]->mutated && j < tensors.size(); ++j)
-        if (i != j && given[i].is_alias_of(given[j]) && overlap(given[i], given[j]))
-          return misfit_text(tensors[i]->name, "memory of its own, because the program writes to it",
+        if (i != j && given[i].layout() == at::kStrided && given[j].layout() == at::kStrided &&
+            given[i].is_alias_of(given[j]) && overlap(given[i], given[j]))
+          return Misfit{tensors[i]->name, "memory of its own, because the program writes to it",
                           "memory that '" + tensors[j]->name + "' has, too",
-                          "Pass a copy: " + tensors[j]->name + ".clone().");
+                          "Pass a copy: " + tensors[j]->name + ".clone()."};
   for (const auto& [condition, line] : guards)
     if (evaluate(condition, known) == 0) {
       std::string sizes;
@@ -294,8 +305,8 @@ std::optional<std::string> Signature::misfit(const std::vector<at::Tensor>& give
         symbol.symbol = static_cast<int64_t>(i);
         sizes += (i ? ", " : "") + show(symbol, true) + " = " + std::to_string(known[i]);
       }
-      return misfit_text("sizes", "sizes with " + show(condition, true) + " (assumed at " + line + ")",
-                      sizes, "Declare such a size as a gear, or change the line that assumes it.");
+      return Misfit{"sizes", "sizes with " + show(condition, true) + " (assumed at " + line + ")",
+                      sizes, "Declare such a size as a gear, or change the line that assumes it."};
     }
   return std::nullopt;
 }

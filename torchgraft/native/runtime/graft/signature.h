@@ -22,6 +22,7 @@ struct TensorSpec {
   std::optional<std::vector<int64_t>> stride;  // none: contiguous in `format`
   at::MemoryFormat format;
   bool mutated;
+  at::Layout layout = at::kStrided;
 };
 
 struct Spec {
@@ -37,11 +38,18 @@ struct Tree {
   std::vector<c10::IValue> keys;
 };
 
+// What `InputMismatch` says of an input.
+struct Misfit {
+  std::string name, declared, got, fix;
+  bool is_size = false;  // another size would fit: another gear might
+  std::string text() const;
+};
+
 struct Signature {
   Signature(const json& data, const Place& place);
 
-  // Why these tensors do not fit (`InputMismatch`'s text), or nothing.
-  std::optional<std::string> misfit(const std::vector<at::Tensor>& given) const;
+  // Why these tensors do not fit, or nothing.
+  std::optional<Misfit> misfit(const std::vector<at::Tensor>& given) const;
   std::string show() const;
 
   std::vector<Spec> specs;
@@ -57,9 +65,8 @@ struct Signature {
   std::string show(const Size& size, bool named) const;
 };
 
-std::string misfit_text(
-    const std::string& name, const std::string& declared, const std::string& got,
-    const std::string& fix);
+std::string shown(at::IntArrayRef sizes);  // as Python shows a tuple
 size_t leaves_of(const Tree& tree);
+bool is_known(const Tree& tree);  // it holds no object of a Python class
 
 }  // namespace torchgraft

@@ -9,6 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import torch_npu
+from torchgraft.compat import device
 
 _NAMES = (
     "Stream", "Event", "stream", "current_stream", "default_stream", "set_stream", "synchronize",
@@ -17,7 +18,7 @@ _NAMES = (
     "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats",
     "memory_summary", "reset_peak_memory_stats", "mem_get_info", "manual_seed", "manual_seed_all",
     "get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all", "initial_seed",
-    "is_bf16_supported", "is_initialized", "init", "amp",
+    "is_bf16_supported", "is_initialized", "init",
 )  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def _moves(owner: Any) -> Callable[..., Any]:
 
 def transfer() -> None:
     """What importing does; where CUDA itself stands for the NPU there is nothing to do."""
-    if torch.cuda.is_available() and not hasattr(torch_npu.npu, "amp"):
+    if device.kind() == "cuda":
         return
     for owner in (torch.Tensor, torch.nn.Module):
         owner.cuda = _moves(owner)  # type: ignore[method-assign]
@@ -61,6 +62,9 @@ def transfer() -> None:
     for name in _NAMES:
         if hasattr(torch_npu.npu, name):
             setattr(torch.cuda, name, getattr(torch_npu.npu, name))
+    for name in ("autocast", "GradScaler"):
+        setattr(torch.cuda.amp, name, getattr(torch_npu.npu.amp, name))
+    torch.amp.autocast.__init__ = device.autocasts(renamed)  # type: ignore[method-assign]
     mode: Any = FromCuda()
     mode.__enter__()
 

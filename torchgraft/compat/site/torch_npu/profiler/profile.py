@@ -1,4 +1,5 @@
-"""The profiler of torch. Streams of the npu are seen as work of the CPU, on their threads."""
+"""The profiler of torch: operators as work of the CPU, on their threads; and programs of
+`torch.compile` with a track for each of their streams and an arrow for each wait."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch
 from torch.profiler import ProfilerAction, schedule
 
 from torch_npu.profiler.experimental import _ExperimentalConfig
+from torchgraft.compat.watch import Recording
 
 __all__ = [
     "ProfilerAction",
@@ -76,12 +78,31 @@ class profile(torch.profiler.profile):
             with_modules=with_modules,
             **kwargs,
         )
-        self._over = False
+        self._over, self._recording = False, Recording()
+
+    def start_trace(self) -> None:
+        """Begin to record."""
+        self._recording = Recording()
+        self._recording.begin()
+        start: Any = super().start_trace  # untyped in torch
+        start()
+
+    def stop_trace(self) -> None:
+        """Cease to record."""
+        self._recording.end()
+        stop: Any = super().stop_trace
+        stop()
+
+    def export_chrome_trace(self, path: str, *args: Any, **kwargs: Any) -> None:
+        """Write the trace."""
+        export: Any = super().export_chrome_trace
+        export(path, *args, **kwargs)
+        self._recording.add_to(path)
 
     def stop(self) -> None:
         """End the trace."""
         self._over = True
-        stop: Any = super().stop  # untyped in torch
+        stop: Any = super().stop
         stop()
 
     def step(self) -> None:

@@ -6,4 +6,6 @@ __all__ = ["Cast", "Clone", "Const", "custom_op"]
 
 
 def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return builder(name)

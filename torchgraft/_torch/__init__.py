@@ -1,25 +1,22 @@
-"""The only file that imports private torch modules: one function per need, torch 2.11 to 2.13.
+"""The only folder that imports private torch: one function per need, torch 2.11 to 2.13.
 
 Everything else in torchgraft speaks public torch. When a torch release moves one of these, this
-is the one file to mend; each function says what it gives, not how torch spells it.
+is the one place to mend; each function says what it gives, not how torch spells it. Inductor has a
+file of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
-import itertools
 import logging
-import platform
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
 Flat = Callable[[list[Any]], Sequence[Any]]
@@ -72,6 +69,20 @@ def show_tree(tree: TreeSpec) -> str:
     args, kwargs = unflatten(["*"] * tree.num_leaves, tree)
     parts = [str(arg) for arg in args] + [f"{k}={v}" for k, v in kwargs.items()]
     return f"({', '.join(parts)})".replace("'*'", "*")
+
+
+def dump_tree(spec: Any) -> str:
+    """torch's text of the structure of registered classes."""
+    return pytree.treespec_dumps(spec)
+
+
+def parse_tree(text: str) -> Any:
+    """An object of the structure of a text, with `*` for leaves. The classes are those that are
+    registered already; an enum would import its module, so it is refused."""
+    if "__enum__" in text:
+        raise ValueError("an enum")
+    spec = pytree.treespec_loads(text)
+    return pytree.tree_unflatten(["*"] * spec.num_leaves, spec)
 
 
 # --- Fake tensors and symbols ---
@@ -215,6 +226,54 @@ def evaluate(expr: Any, sizes: tuple[tuple[str, int], ...]) -> Any:
     return int(value) if getattr(value, "is_Integer", False) else value
 
 
+def is_size(mode: Any, number: Any) -> bool:
+    """Whether an integer, which may be symbolic, is never negative."""
+    if isinstance(number, int):
+        return number >= 0
+    return bool(mode.shape_env.bound_sympy(expression(number)).lower >= 0)
+
+
+@functools.cache
+def size_functions() -> dict[str, Any]:
+    """The functions that an expression of sizes is made of, by the names that a file has."""
+    import sympy  # type: ignore[import-untyped]
+    from torch.utils._sympy import functions as own
+
+    plain = (sympy.Add, sympy.Mul, sympy.Pow, sympy.And, sympy.Or, sympy.Not, sympy.Rational)
+    found: dict[str, Any] = {function.__name__: function for function in plain}
+    found |= {"Eq": sympy.Eq, "Ne": sympy.Ne, "Lt": sympy.Lt, "Le": sympy.Le}
+    found |= {"Gt": sympy.Gt, "Ge": sympy.Ge, "Max": own.Max, "Min": own.Min}
+    whole = (own.Mod, own.PythonMod, own.FloorDiv, own.CleanDiv, own.CeilDiv, own.IntTrueDiv)
+    return found | {function.__name__: function for function in (*whole, own.PowByNatural)}
+
+
+def size_symbol(name: str) -> Any:
+    import sympy
+
+    return sympy.Symbol(name, integer=True, nonnegative=True)
+
+
+def fake(
+    mode: Any, shape: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """A fake tensor whose sizes may be expressions."""
+    sizes, steps = ([_number(mode.shape_env, part) for part in both] for both in (shape, stride))
+    with mode, quiet_guards(mode):
+        return torch.empty_strided(sizes, steps, dtype=dtype, device=device)
+
+
+def _number(env: Any, expr: Any) -> Any:
+    """A symbolic size that is known by its expression only."""
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    if isinstance(expr, int):
+        return expr
+    for symbol in expr.free_symbols:
+        env.var_to_range.setdefault(symbol, ValueRanges(0, 2**31))
+    hint = int(expr.subs(dict.fromkeys(expr.free_symbols, 2)))
+    return env.create_symintnode(expr, hint=hint)
+
+
 # --- The dialect ---
 
 
@@ -264,7 +323,7 @@ def graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:
     return _LazyGraphModule(root, graph)
 
 
-def _lazily() -> contextlib.AbstractContextManager[None]:
+def lazily() -> contextlib.AbstractContextManager[None]:
     """Make `graph_module`s only, whoever makes them."""
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
@@ -281,7 +340,7 @@ def retrace(
 
     mode = fake_mode_of(inputs)
     origin = torch.fx.traceback.preserve_node_meta()
-    with faking(mode), enable_python_dispatcher(), _lazily(), origin:
+    with faking(mode), enable_python_dispatcher(), lazily(), origin:
         return make_fx(fn, decomposition_table=dict(table))(*inputs)
 
 
@@ -465,150 +524,6 @@ def size_oblivious(on: bool) -> contextlib.AbstractContextManager[Any]:
 
     patch: contextlib.AbstractContextManager[Any] = _config.patch(backed_size_oblivious=on)  # type: ignore[attr-defined]
     return patch
-
-
-# --- Code generation ---
-
-
-def inductor_options() -> frozenset[str]:
-    from torch._inductor import list_options
-
-    return frozenset(list_options())
-
-
-def mode_options(mode: str) -> dict[str, Any]:
-    """What Inductor turns on for a mode of torch.compile, its CUDA graphs left out."""
-    from torch._inductor import list_mode_options
-
-    options = list_mode_options().get(mode, {})
-    return {k: v for k, v in options.items() if not k.startswith("triton.cudagraph")}
-
-
-GRAPH_IDS = itertools.count()
-
-
-def inductor_compile(
-    gm: GraphModule,
-    inputs: Sequence[Any],
-    *,
-    options: Mapping[str, Any],
-    is_inference: bool,
-    is_backward: bool,
-    own: Callable[[Any], Any] = lambda constant: constant,
-    onednn: bool = False,
-) -> Flat:
-    """Generate code for a graph decomposed as Inductor wants it; `gm` is changed.
-
-    The same steps that `torch._inductor.compile_fx` takes behind AOTAutograd, from the point where
-    the graph is functional and decomposed: its joint passes, freezing where weights are held, then
-    `compile_fx_inner`. What is left of the constants after freezing goes through `own`.
-    """
-    from torch._guards import TracingContext, tracing
-    from torch._inductor import compile_fx, config
-    from torch._inductor.codecache import PyCodeCache
-    from torch._inductor.utils import BoxedBool
-
-    mode = fake_mode_of(inputs)
-    frozen = is_inference and any("weight" in node.meta for node in gm.graph.nodes)
-    settings = {"freezing": True, "freezing_discard_parameters": False} if frozen else {}
-    with config.patch({**settings, **options}), tracing(TracingContext(mode)), _lazily():
-        if is_inference:
-            gm = joint_passes(gm, inputs)
-        extra: dict[str, Any] = {}
-        if frozen:
-            gm, extra = freeze(gm, inputs, onednn)
-            for node in gm.graph.find_nodes(op="get_attr"):
-                setattr(gm, node.target, own(getattr(gm, node.target)))
-        output = next(iter(reversed(gm.graph.nodes)))
-        output.meta["user_visible_output_idxs"] = [
-            i for i, value in enumerate(output.args[0]) if isinstance(value, Node)
-        ]
-        allow, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
-        loaded = len(PyCodeCache.modules)
-        try:
-            code = compile_fx.compile_fx_inner(
-                gm,
-                inputs,
-                cudagraphs=BoxedBool(False),
-                graph_id=next(GRAPH_IDS),
-                is_inference=is_inference,
-                is_backward=is_backward,
-                **extra,
-            )
-        finally:
-            mode.allow_non_fake_inputs = allow
-            _forget_modules(loaded)
-    # CompiledFxGraph.__call__ only adds a profiler range around this.
-    return getattr(code, "current_callable", None) or code
-
-
-def _forget_modules(first: int) -> None:
-    """Inductor keeps every module it wrote, and in them the constants: no weight would be freed."""
-    from torch._inductor.codecache import PyCodeCache
-
-    for module in PyCodeCache.modules[first:]:
-        if any(isinstance(value, Tensor) for value in vars(module).values()):
-            PyCodeCache.modules.remove(module)
-            sys.modules.pop(module.__name__, None)
-
-
-def joint_passes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
-    from torch._inductor.compile_fx import _recursive_joint_graph_passes as run
-    from torch._inductor.virtualized import V
-
-    with V.set_fake_mode(fake_mode_of(inputs)):
-        if "input_device" in inspect.signature(run).parameters:  # torch >= 2.12
-            return run(gm, input_device=_device(gm, inputs))
-        return run(gm)
-
-
-def freeze(
-    gm: GraphModule, inputs: Sequence[Any], onednn: bool = False
-) -> tuple[GraphModule, dict[str, Any]]:
-    """Inductor's freezing: packed and folded weights, channels-last convolutions where they pay.
-
-    With `onednn` that library packs the linears, as it does ahead of time, and not MKL.
-    """
-    from torch._guards import tracing
-    from torch._inductor import freezing
-    from torch._inductor.compile_fx import fake_tensor_prop
-    from torch._inductor.graph import GraphLowering
-    from torch._inductor.virtualized import V
-
-    layout = GraphLowering.decide_layout_opt(gm, is_inference=True)
-    with tracing(None), V.set_aot_compilation(onednn):
-        if layout:
-            fake_tensor_prop(gm, inputs, True)
-            freezing.convert_conv_weights_to_channels_last(gm)
-        gm, _ = freezing.freeze(gm, gm, list(inputs))
-    return gm, {"layout_opt": layout}
-
-
-@functools.cache
-def is_intel() -> bool:
-    """Whether the processor is one that MKL is written for."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            return "GenuineIntel" in file.read()
-    except OSError:
-        return "GenuineIntel" in platform.processor()
-
-
-def _device(gm: GraphModule, inputs: Sequence[Any]) -> torch.device:
-    values = [*inputs, *(node.meta.get("val") for node in gm.graph.nodes)]
-    devices = [v.device for v in values if isinstance(v, Tensor)]
-    return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
-
-
-def has_compiler() -> str | None:
-    """The C++ compiler that Inductor would use on CPU, or None."""
-    from torch._inductor import exc
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    try:
-        return get_cpp_compiler()
-    except (exc.InvalidCxxCompiler, OSError):
-        return None
 
 
 # --- TorchScript ---

@@ -1,0 +1,335 @@
+"""Inductor: code for a graph, in this process or as a shared library. torch 2.11 to 2.13."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import pathlib
+import platform
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from torchgraft import _torch
+from torchgraft._torch import Flat, fake_mode_of
+
+
+def known_options() -> frozenset[str]:
+    from torch._inductor import list_options
+
+    return frozenset(list_options())
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """What Inductor turns on for a mode of torch.compile, its CUDA graphs left out."""
+    from torch._inductor import list_mode_options
+
+    options = list_mode_options().get(mode, {})
+    return {k: v for k, v in options.items() if not k.startswith("triton.cudagraph")}
+
+
+_GRAPH_IDS = itertools.count()
+
+
+def compile_graph(
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any],
+    is_inference: bool,
+    is_backward: bool,
+    own: Callable[[Any], Any] = lambda constant: constant,
+    onednn: bool = False,
+) -> Flat:
+    """Generate code for a graph decomposed as Inductor wants it; `gm` is changed.
+
+    The same steps that `torch._inductor.compile_fx` takes behind AOTAutograd, from the point where
+    the graph is functional and decomposed: its joint passes, freezing where weights are held, then
+    `compile_fx_inner`. What is left of the constants after freezing goes through `own`.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile_fx, config
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.utils import BoxedBool
+
+    mode = fake_mode_of(inputs)
+    frozen = is_inference and any("weight" in node.meta for node in gm.graph.nodes)
+    settings = {"freezing": True, "freezing_discard_parameters": False} if frozen else {}
+    with config.patch({**settings, **options}), tracing(TracingContext(mode)), _torch.lazily():
+        if is_inference:
+            gm = _joint_passes(gm, inputs)
+        extra: dict[str, Any] = {}
+        if frozen:
+            gm, extra = _freeze(gm, inputs, onednn)
+            for node in gm.graph.find_nodes(op="get_attr"):
+                setattr(gm, node.target, own(getattr(gm, node.target)))
+        output = next(iter(reversed(gm.graph.nodes)))
+        output.meta["user_visible_output_idxs"] = [
+            i for i, value in enumerate(output.args[0]) if isinstance(value, Node)
+        ]
+        allow, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+        loaded = len(PyCodeCache.modules)
+        try:
+            code = compile_fx.compile_fx_inner(
+                gm,
+                inputs,
+                cudagraphs=BoxedBool(False),
+                graph_id=next(_GRAPH_IDS),
+                is_inference=is_inference,
+                is_backward=is_backward,
+                **extra,
+            )
+        finally:
+            mode.allow_non_fake_inputs = allow
+            _forget_modules(loaded)
+    # CompiledFxGraph.__call__ only adds a profiler range around this.
+    return getattr(code, "current_callable", None) or code
+
+
+def _forget_modules(first: int) -> None:
+    """Inductor keeps every module it wrote, and in them the constants: no weight would be freed."""
+    from torch._inductor.codecache import PyCodeCache
+
+    for module in PyCodeCache.modules[first:]:
+        if any(isinstance(value, Tensor) for value in vars(module).values()):
+            PyCodeCache.modules.remove(module)
+            sys.modules.pop(module.__name__, None)
+
+
+def _joint_passes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes as run
+    from torch._inductor.virtualized import V
+
+    with V.set_fake_mode(fake_mode_of(inputs)):
+        if "input_device" in inspect.signature(run).parameters:  # torch >= 2.12
+            return run(gm, input_device=_device(gm, inputs))
+        return run(gm)
+
+
+def _freeze(
+    gm: GraphModule, inputs: Sequence[Any], onednn: bool
+) -> tuple[GraphModule, dict[str, Any]]:
+    """Inductor's freezing: packed and folded weights, channels-last convolutions where they pay.
+
+    Linears are packed by MKL, or by oneDNN, as torch itself does only ahead of time.
+    """
+    from torch._guards import tracing
+    from torch._inductor import freezing
+    from torch._inductor.compile_fx import fake_tensor_prop
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+
+    layout = GraphLowering.decide_layout_opt(gm, is_inference=True)
+    with tracing(None), V.set_aot_compilation(onednn):
+        if layout:
+            fake_tensor_prop(gm, inputs, True)
+            freezing.convert_conv_weights_to_channels_last(gm)
+        gm, _ = freezing.freeze(gm, gm, list(inputs))
+    return gm, {"layout_opt": layout}
+
+
+@functools.cache
+def is_intel() -> bool:
+    """Whether the processor is one that MKL is written for."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return "GenuineIntel" in file.read()
+    except OSError:
+        return "GenuineIntel" in platform.processor()
+
+
+def _device(gm: GraphModule, inputs: Sequence[Any]) -> torch.device:
+    values = [*inputs, *(node.meta.get("val") for node in gm.graph.nodes)]
+    devices = [v.device for v in values if isinstance(v, Tensor)]
+    return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+
+
+def has_compiler() -> str | None:
+    """The C++ compiler that Inductor would use on CPU, or None."""
+    from torch._inductor import exc
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        return get_cpp_compiler()
+    except (exc.InvalidCxxCompiler, OSError):
+        return None
+
+
+def settings_hash() -> str:
+    """A hash of Inductor's global settings."""
+    from torch._inductor import config
+
+    return str(config.get_hash().hex())
+
+
+# --- AOTInductor ---
+
+
+def aot_compile(
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any],
+    path: str,
+    folded: Callable[[GraphModule, Node, Tensor], None],
+    onednn: bool = False,
+) -> dict[str, Tensor]:
+    """`compile_graph` for inference into a shared library at `path`, which holds no constants.
+
+    Gives the tensors that are to be bound to it, by the library's names. No code depends on their
+    values, only on what their types say; `folded` is told how each folded one came about.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile_fx, config
+    from torch._inductor.utils import BoxedBool
+    from torch._inductor.virtualized import V
+
+    mode = fake_mode_of(inputs)
+    settings = {
+        "cpp_wrapper": True,
+        "always_keep_tensor_constants": True,  # or small ones become literals
+        "aot_inductor.package_constants_in_so": False,
+        "aot_inductor.embed_kernel_binary": True,
+        "aot_inductor.output_path": path,
+    }
+    frozen = any("weight" in node.meta for node in gm.graph.nodes)
+    settings |= {"freezing": True, "freezing_discard_parameters": False} if frozen else {}
+    constants: dict[str, Tensor] = {}
+    with (
+        config.patch({**settings, **options}),
+        tracing(TracingContext(mode)),
+        V.set_aot_compilation(True),
+        _watched_folds(folded),
+        _watched_constants(constants),
+    ):
+        gm = _without_values(gm, inputs)
+        extra: dict[str, Any] = {}
+        if frozen:
+            # For a library, torch leaves MKL out: a weight that MKL packed cannot be moved, and so
+            # not be saved. Here each is packed where the library is loaded.
+            gm, extra = _freeze(gm, inputs, onednn)
+        output = next(iter(reversed(gm.graph.nodes)))
+        output.meta["user_visible_output_idxs"] = [
+            i for i, value in enumerate(output.args[0]) if isinstance(value, Node)
+        ]
+        allow, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+        try:
+            compile_fx.compile_fx_inner(
+                gm,
+                inputs,
+                cudagraphs=BoxedBool(False),
+                graph_id=next(_GRAPH_IDS),
+                is_inference=True,
+                cpp_wrapper=True,
+                **extra,
+            )
+        finally:
+            mode.allow_non_fake_inputs = allow
+    made = pathlib.Path(path)
+    for nodes in made.parent.glob("*.wrapper.json"):  # calls that go through the dispatcher
+        nodes.rename(made.with_suffix(".json"))
+    return constants
+
+
+def _without_values(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+    """The joint passes with constants as inputs: they fold by value what happens to be uniform."""
+    held: dict[str, tuple[str, Any]] = {}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        if isinstance(node.meta.get("val"), Tensor):
+            with gm.graph.inserting_before(_first_call(gm)):
+                lifted = gm.graph.placeholder(f"lifted_{node.name}")
+            lifted.meta = dict(node.meta)
+            held[str(lifted.target)] = (str(node.target), node.meta)
+            node.replace_all_uses_with(lifted)
+            gm.graph.erase_node(node)
+    values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    gm = _joint_passes(gm, [*inputs, *values[len(inputs) :]])
+    for node in gm.graph.find_nodes(op="placeholder")[len(inputs) :]:
+        target, node_meta = held[str(node.target)]
+        with gm.graph.inserting_before(node):
+            constant = gm.graph.create_node("get_attr", target)
+        constant.meta = dict(node_meta)
+        node.replace_all_uses_with(constant)
+        gm.graph.erase_node(node)
+    gm.recompile()
+    return gm
+
+
+def _first_call(gm: GraphModule) -> Any:
+    return next(node for node in gm.graph.nodes if node.op not in ("placeholder", "get_attr"))
+
+
+@contextlib.contextmanager
+def _watched_folds(folded: Callable[[GraphModule, Node, Tensor], None]) -> Iterator[None]:
+    from torch._inductor import constant_folding
+
+    original = constant_folding.replace_node_with_constant
+
+    def replace(gm: Any, node: Any, constant: Any = None, name: Any = None) -> None:
+        if constant is not None:
+            folded(gm, node, constant)
+        original(gm, node, constant, name)
+
+    constant_folding.replace_node_with_constant = replace
+    try:
+        yield
+    finally:
+        constant_folding.replace_node_with_constant = original
+
+
+@contextlib.contextmanager
+def _watched_constants(constants: dict[str, Tensor]) -> Iterator[None]:
+    """Collect what a library's constants are; the compiled artefact does not tell."""
+    from torch._inductor.codecache import AotCodeCompiler
+
+    original = AotCodeCompiler.compile
+
+    def compile(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        constants.update(graph.constants)
+        return original(graph, *args, **kwargs)
+
+    AotCodeCompiler.compile = compile  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        AotCodeCompiler.compile = original  # type: ignore[method-assign]
+
+
+def aot_load(path: str, device: torch.device, constants: Mapping[str, Tensor]) -> Flat:
+    """The function of a library that `aot_compile` made, with its constants bound, not copied."""
+    from torch._C import _aoti
+
+    runner: Any
+    if device.type == "cuda":
+        runner = _aoti.AOTIModelContainerRunnerCuda(path, 1, str(device), "")
+    else:
+        runner = _aoti.AOTIModelContainerRunnerCpu(path, _CONTEXTS)
+    if constants:
+        aliases = {name: tensor.detach() for name, tensor in constants.items()}
+        runner.update_constant_buffer(aliases, False, True, True)
+        weakref.finalize(runner, _empty, list(aliases.values()))
+    return runner.run  # type: ignore[no-any-return]
+
+
+def _empty(aliases: Sequence[Tensor]) -> None:
+    """Let go of what constants refer to. A container keeps a handle of each that it never frees
+    (`MaybeOwningAtenTensorHandle`, torch 2.11 to 2.13), so that the weights would stay for good."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), torch.no_grad():  # garbage may be collected in a trace
+        for alias in aliases:
+            if alias.layout == torch.strided:
+                alias.set_()  # type: ignore[call-overload]
+            else:
+                alias.data = torch.zeros(1).to_mkldnn()
+
+
+_CONTEXTS = 4
+"""How many calls of one CPU region run at the same time; the others wait."""

@@ -1,0 +1,1 @@
+"""Collectives: what they are in a graph, where they run, and that all ranks agree on them."""

@@ -1,0 +1,263 @@
+"""The ranks of a group compare their plans before the first collective, and account for failures.
+
+Everything goes through the group's key-value store, which waits with a timeout, so that ranks
+that disagree find out instead of hanging. Rank 0 of a group reads what the others say and tells
+all of them what it found: the work of a rank does not grow with their number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from torchgraft._torch import groups
+from torchgraft.comm import fit, wait
+from torchgraft.comm.group import find
+from torchgraft.errors import CollectiveFailed, RanksDiffer, first_line
+from torchgraft.plan import Collective, Plan, buffers, literal
+
+_GRACE = 5.0
+"""Seconds that rank 0 has to say what it found when its own wait is over."""
+_ROLL_CALL = 5.0
+"""Seconds that a failed rank waits for word from the others."""
+_FIX = (
+    "Every rank must run the same collectives of a group in the same order: look for a branch on "
+    "the rank, or for other shapes, dtypes or versions of the code there."
+)
+
+
+def said(step: Collective) -> str:
+    """A collective for people: what it does to what."""
+    return f"{step.kind} of {step.type}" if step.type else step.kind
+
+
+class Guard:
+    """What the ranks have agreed on for one linked plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._lock = threading.Lock()
+        self._talks: dict[str, _Talk] = {}
+        self._agreed = False
+
+    def enter(self) -> None:
+        """Agree, the first time; `RanksDiffer` or `CollectiveFailed` on every rank otherwise."""
+        if self._agreed:
+            return
+        with self._lock:
+            if not self._agreed:
+                self._meet()
+                for name, talk in self._talks.items():
+                    talk.agree(name, _entries(self._plan, name))
+                self._agreed = True
+
+    def refuse(self, error: Exception) -> None:
+        """Tell the other ranks that the plan is not run here, and why."""
+        with contextlib.suppress(Exception):  # the error itself is what counts
+            self._meet()
+            for talk in self._talks.values():
+                talk.refuse(error)
+
+    def _meet(self) -> None:
+        """Open a conversation in each group of the plan."""
+        groups: dict[str, tuple[Any, Collective, int]] = {}
+        for number, step in enumerate(self._plan.steps):
+            if isinstance(step, Collective) and step.group not in groups:
+                groups[step.group] = (find(step.group, said(step), step.line), step, number)
+        self._talks = {name: _Talk(*held) for name, held in groups.items()}
+
+    def same_sizes(self, number: int, group: Any, args: Sequence[Any]) -> None:
+        """Compare the sizes of a collective that were not known before it runs."""
+        step = self._plan.steps[number]
+        assert isinstance(step, Collective)
+        self._talks[step.group].exchange(number, step, args)
+
+    def failed(self, number: int, group: Any, error: Exception) -> CollectiveFailed:
+        """What to raise where torch gave up on a collective: who is to blame, as far as known."""
+        step = self._plan.steps[number]
+        assert isinstance(step, Collective)
+        talk = self._talks.get(step.group)
+        guilty, why = talk.roll_call(number) if talk is not None else ((), "")
+        why = f"{why} ({first_line(error)})" if why else first_line(error)
+        rank = group.rank()
+        return CollectiveFailed(said(step), step.group, number, step.line, rank, guilty, why)
+
+
+def _entries(plan: Plan, group: str) -> list[fit.Entry]:
+    """What this rank does in a group, step by step: all that the others must match."""
+    return [
+        fit.Entry(
+            number,
+            step.kind,
+            step.type,
+            [literal(arg) for arg in step.args[:-1] if not any(buffers(arg))],
+        )
+        for number, step in enumerate(plan.steps)
+        if isinstance(step, Collective) and step.group == group
+    ]
+
+
+class _Talk:
+    """The conversation of one plan's ranks in one group."""
+
+    def __init__(self, group: Any, step: Collective, number: int) -> None:
+        self._group, self._step, self._number = group, step, number
+        self.rank, self.size = group.rank(), group.size()
+        self._timeout = groups.group_timeout(group).total_seconds()
+        self._store = groups.group_store(group)
+        # Counted in the store: this is the n-th plan of the group for each of its ranks.
+        self._name = f"torchgraft/{self._store.add(f'torchgraft/plans/{self.rank}', 1)}"
+        self._turn = 0
+
+    def _fail(self, guilty: Iterable[int], why: str) -> CollectiveFailed:
+        step = self._step
+        return CollectiveFailed(
+            said(step), step.group, self._number, step.line, self.rank, guilty, why
+        )
+
+    def refuse(self, error: Exception) -> None:
+        """Tell the others that this rank will not run its plan."""
+        why = f"rank {self.rank} refused its plan: {first_line(error)}"
+        head = json.dumps({"refused": why})
+        self._store.set(f"{self._name}/head/{self.rank}", head)
+        if self.rank == 0:
+            verdict = json.dumps({"missing": [], "refused": [0, why], "differ": None})
+            self._store.set(f"{self._name}/verdict", verdict)
+
+    def agree(self, name: str, entries: list[fit.Entry]) -> None:
+        """Return if every rank's collectives fit together, else raise on every rank."""
+        text = json.dumps([entry.data() for entry in entries])
+        head = {"hash": hashlib.sha256(text.encode()).hexdigest(), **_whoami()}
+        self._store.set(f"{self._name}/steps/{self.rank}", text)
+        self._store.set(f"{self._name}/head/{self.rank}", json.dumps(head))
+        if self.rank == 0:
+            self._store.set(f"{self._name}/verdict", json.dumps(self._verdict(entries)))
+        missing = self._await([f"{self._name}/verdict"], self._timeout + _GRACE)
+        if missing:
+            raise self._fail([0], f"rank 0 did not compare plans within {self._timeout:.0f} s")
+        verdict = self._read(f"{self._name}/verdict")
+        if verdict["missing"]:
+            raise self._fail(verdict["missing"], _absent(verdict["missing"], self._timeout))
+        if verdict["refused"] is not None:
+            rank, why = verdict["refused"]
+            raise self._fail([rank], why)
+        if verdict["differ"] is not None:
+            step, rank, has, other = verdict["differ"]
+            raise RanksDiffer(name, step, rank, has, other, _FIX)
+
+    def _verdict(self, entries: list[fit.Entry]) -> dict[str, Any]:
+        """What rank 0 finds when it compares the ranks."""
+        found: dict[str, Any] = {"missing": [], "refused": None, "differ": None}
+        keys = [f"{self._name}/head/{rank}" for rank in range(self.size)]
+        if missing := self._await(keys, self._timeout):
+            return {**found, "missing": [keys.index(key) for key in missing]}
+        heads = [self._read(key) for key in keys]
+        for rank, head in enumerate(heads):
+            if "refused" in head:
+                return {**found, "refused": [rank, head["refused"]]}
+        if len({head["hash"] for head in heads}) > 1 or fit.is_one_sided(entries):
+            said = [self._read(f"{self._name}/steps/{rank}") for rank in range(self.size)]
+            ranks = [[fit.Entry.of(one) for one in entries] for entries in said]
+            return {**found, "differ": fit.difference(ranks)}
+        return found
+
+    def exchange(self, number: int, step: Collective, args: Sequence[Any]) -> None:
+        """Compare the actual sizes of a collective."""
+        self._turn += 1
+        entry = fit.Entry(
+            number,
+            step.kind,
+            _actual(args),
+            [literal(arg) for arg in args[:-1] if not _tensors(arg)],
+        )
+        keys = [f"{self._name}/sizes/{self._turn}/{rank}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], json.dumps(entry.data()))
+        if missing := self._await(keys, self._timeout):
+            ranks = [keys.index(key) for key in missing]
+            why = _absent(ranks, self._timeout)
+            raise CollectiveFailed(said(step), step.group, number, step.line, self.rank, ranks, why)
+        found = fit.difference([[fit.Entry.of(self._read(key))] for key in keys])
+        if found is not None:
+            fix = f"{said(step)} has sizes that are known when it runs, and they must fit."
+            raise RanksDiffer(step.group, *found, fix)
+        if self._turn > 1:  # who is in this turn has read the one before
+            self._store.delete_key(f"{self._name}/sizes/{self._turn - 1}/{self.rank}")
+
+    def roll_call(self, number: int) -> tuple[list[int], str]:
+        """The ranks that are gone or silent after a failure, and that in words."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        try:
+            self._store.set(f"{self._name}/failed/{self.rank}", str(number))
+            heads = {rank: self._read(f"{self._name}/head/{rank}") for rank in others}
+            keys = [f"{self._name}/failed/{rank}" for rank in others]
+            for seconds in (0.0, _ROLL_CALL):
+                silent = [others[keys.index(key)] for key in self._await(keys, seconds)]
+                if dead := [rank for rank in silent if _is_gone(heads[rank])]:
+                    return dead, f"the process of {_ranks(dead)} is gone"
+        except Exception as error:  # whatever a store raises when its host is gone
+            return [], f"and the store does not answer, either: {first_line(error)}"
+        if silent:
+            return silent, f"there is no word from {_ranks(silent)}"
+        steps = {rank: self._read(key) for rank, key in zip(others, keys, strict=True)}
+        return [], "it failed on " + ", ".join(f"rank {r} (step {s})" for r, s in steps.items())
+
+    def _await(self, keys: Sequence[str], seconds: float) -> list[str]:
+        return wait.missing(self._store, keys, seconds)
+
+    def _read(self, key: str) -> Any:
+        return json.loads(self._store.get(key))
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
+
+
+def _absent(ranks: Sequence[int], seconds: float) -> str:
+    return f"{_ranks(ranks)} did not come to it within {seconds:.0f} s"
+
+
+def _tensors(arg: Any) -> bool:
+    return isinstance(arg, Tensor) or (
+        isinstance(arg, (list, tuple)) and any(isinstance(one, Tensor) for one in arg)
+    )
+
+
+def _actual(args: Sequence[Any]) -> str:
+    from torchgraft.fx.meta import describe
+
+    return ", ".join(describe(arg) for arg in args if _tensors(arg))
+
+
+def _whoami() -> dict[str, Any]:
+    """This process, so that others on its machine can see whether it lives."""
+    return {"host": _host(), "pid": os.getpid(), "born": _born(os.getpid())}
+
+
+def _host() -> str:
+    try:
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _is_gone(head: Any) -> bool:
+    """Whether a process of this machine has ended; False where that cannot be seen."""
+    return bool(head["host"]) and head["host"] == _host() and _born(head["pid"]) != head["born"]
+
+
+def _born(pid: int) -> str:
+    """When a process started, in the kernel's ticks; empty for one that is over."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

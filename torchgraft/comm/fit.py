@@ -1,0 +1,115 @@
+"""Whether what the ranks of a group are about to do fits together. Pure; no process group."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from torchgraft.comm.ops import ONE_SIDED
+
+NOTHING = "nothing more"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A collective as the others see it: its step in the plan, its kind, what it is given."""
+
+    step: int
+    kind: str
+    type: str
+    args: Sequence[str]  # everything but tensors and the group, as text
+
+    def data(self) -> list[Any]:
+        return [self.step, self.kind, self.type, list(self.args)]
+
+    @staticmethod
+    def of(data: Any) -> Entry:
+        step, kind, kind_type, args = data
+        return Entry(int(step), str(kind), str(kind_type), [str(arg) for arg in args])
+
+    def __str__(self) -> str:
+        return f"{self.kind}({', '.join([self.type, *self.args])})"
+
+
+def is_one_sided(entries: Sequence[Entry]) -> bool:
+    """Whether ranks that fit together do not say the same."""
+    return any(entry.kind in (*ONE_SIDED, "all_to_all_single") for entry in entries)
+
+
+Difference = tuple[int, int, str, str]
+"""The step, the rank, what that rank has, and what another one has instead."""
+
+
+def difference(ranks: Sequence[Sequence[Entry]]) -> Difference | None:
+    """The first thing that does not fit, if there is one."""
+    together = [[e for e in entries if e.kind not in ONE_SIDED] for entries in ranks]
+    found: list[Difference] = []
+    for rank, entries in enumerate(together):
+        for ours, theirs in itertools.zip_longest(together[0], entries):
+            if not _alike(ours, theirs):
+                step = ours.step if ours is not None else theirs.step
+                found.append((step, rank, str(theirs or NOTHING), f"rank 0: {ours or NOTHING}"))
+                break
+    if not found:
+        found += [*_splits(together), *_letters(ranks)]
+    return min(found, default=None)
+
+
+def _alike(one: Entry | None, two: Entry | None) -> bool:
+    if one is None or two is None or one.kind != two.kind:
+        return False
+    if one.kind == "all_to_all_single":  # each rank has sizes of its own
+        return _cut(one.type) == _cut(two.type)
+    return (one.type, one.args) == (two.type, two.args)
+
+
+def _cut(kind: str) -> tuple[str, str]:
+    """A tensor's type without its first size."""
+    dtype, _, sizes = kind.partition("[")
+    return dtype, sizes.partition(",")[2]
+
+
+def _splits(ranks: Sequence[Sequence[Entry]]) -> list[Difference]:
+    """What a rank takes from another must be what that one gives it."""
+    found: list[Difference] = []
+    for at, entry in enumerate(ranks[0]):
+        if entry.kind != "all_to_all_single":
+            continue
+        takes, gives = ([ast.literal_eval(es[at].args[i]) for es in ranks] for i in (0, 1))
+        for one, two in itertools.product(range(len(ranks)), repeat=2):
+            if not takes[one] or not gives[two] or len(takes[one]) <= two:
+                continue
+            if takes[one][two] != gives[two][one]:
+                theirs = f"{ranks[one][at]}, which takes {takes[one][two]} from rank {two}"
+                ours = f"rank {two}: {ranks[two][at]}, which gives it {gives[two][one]}"
+                found.append((ranks[one][at].step, one, theirs, ours))
+    return found
+
+
+def _letters(ranks: Sequence[Sequence[Entry]]) -> list[Difference]:
+    """Each send must meet a receive of the same type and tag, in order, for each pair of ranks."""
+    sent: dict[tuple[int, int, str], list[Entry]] = collections.defaultdict(list)
+    taken: dict[tuple[int, int, str], list[Entry]] = collections.defaultdict(list)
+    for rank, entries in enumerate(ranks):
+        for entry in entries:
+            if entry.kind in ONE_SIDED:
+                peer, tag = int(entry.args[0]), entry.args[1]
+                if entry.kind == "send":
+                    sent[rank, peer, tag].append(entry)
+                else:
+                    taken[peer, rank, tag].append(entry)
+    found: list[Difference] = []
+    for key in {*sent, *taken}:
+        source, target, _ = key
+        for out, into in itertools.zip_longest(sent[key], taken[key]):
+            if out is None:
+                found.append((into.step, target, str(into), f"rank {source}: no send of it"))
+            elif into is None:
+                found.append((out.step, source, str(out), f"rank {target}: no receive of it"))
+            elif out.type != into.type:
+                found.append((into.step, target, str(into), f"rank {source}: {out}"))
+    return found

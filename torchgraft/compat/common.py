@@ -1,0 +1,123 @@
+"""What `torch.npu` is on every device: settings that nothing comes of, and what is refused."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from torchgraft.compat.notes import without_effect
+from torchgraft.compat.simulated import amp
+from torchgraft.errors import NotOnThisDevice
+
+__all__ = [
+    "amp",
+    "config",
+    "conv",
+    "get_amp_supported_dtype",
+    "get_stream_limit",
+    "init",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "matmul",
+    "set_compile_mode",
+    "set_option",
+    "set_stream_limit",
+]
+
+
+def is_available() -> bool:
+    """Whether there is a device; where this module is, there is one."""
+    return True
+
+
+def is_initialized() -> bool:
+    return True
+
+
+def init() -> None:
+    """The device is ready when it is loaded."""
+
+
+def is_bf16_supported() -> bool:
+    return True
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.float16, torch.bfloat16, torch.float32]
+
+
+# --- Accepted, without effect ---
+
+
+def set_compile_mode(jit_compile: bool = False) -> None:
+    """How the NPU compiles operators."""
+    without_effect("torch.npu.", {"set_compile_mode": "operators are compiled ahead of time here"})
+
+
+def set_option(option: dict[str, Any]) -> None:
+    """Options of the NPU's compiler."""
+    where = "torch.npu.set_option: "
+    without_effect(where, dict.fromkeys(option, "an option of the real device"))
+
+
+def set_stream_limit(stream: Any, cube_num: int = -1, vector_num: int = -1) -> None:
+    """How many cores of the NPU a stream may use."""
+    without_effect("torch.npu.", {"set_stream_limit": "streams have no cores of their own here"})
+
+
+def get_stream_limit(stream: Any) -> dict[str, int]:
+    """The cores of a stream: -1 is no limit."""
+    return {"cube_core_num": -1, "vector_core_num": -1}
+
+
+class _Accepted:
+    """Settings of the real device: they keep what is written, and say that nothing comes of it."""
+
+    _where: str
+
+    def __init__(self, where: str, **values: Any) -> None:
+        self.__dict__.update(values, _where=where)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        without_effect(f"torch.npu.{self._where}.", {name: "a setting of the real device"})
+        self.__dict__[name] = value
+
+
+config = _Accepted("config", allow_internal_format=True)
+matmul = _Accepted("matmul", allow_hf32=False)
+conv = _Accepted("conv", allow_hf32=True)
+
+
+# --- Refused ---
+
+_CAPTURE = "torch.compile(backend='npugraph_ex') captures a graph and runs it."
+REFUSED = {
+    "NPUGraph": _CAPTURE,
+    "graph": _CAPTURE,
+    "graph_pool_handle": _CAPTURE,
+    "make_graphed_callables": _CAPTURE,
+    "is_current_stream_capturing": _CAPTURE,
+    "caching_allocator_alloc": "Use torch.empty(..., device='npu').",
+    "NPUPluggableAllocator": "TORCHGRAFT_NPU_MEMORY sets how much memory a simulated device has.",
+}
+"""Of `torch.npu`, with the nearest that works."""
+
+
+class _Missing(NotOnThisDevice, AttributeError):
+    """So that `hasattr(torch.npu, name)` is an answer."""
+
+
+def attribute(name: str, known: Iterable[str]) -> Any:
+    """`torch.npu.name` where the module has no such name; raises, and knows a typing error."""
+    if name == "npugraph_ex":
+        return importlib.import_module(name)
+    if name in REFUSED:
+        raise _Missing(f"torch.npu.{name}", REFUSED[name])
+    close = difflib.get_close_matches(name, list(known), 1)
+    hint = f". Did you mean {close[0]!r}?" if close else ""
+    raise AttributeError(f"module 'torch.npu' has no attribute {name!r}{hint}")

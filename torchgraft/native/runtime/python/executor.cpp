@@ -1,0 +1,108 @@
+// The executor for Python: a module with one function, `link`, which gives functions.
+//
+//   run = link(text, number, values, programs, libraries, device)
+//   outputs = run(inputs)
+//
+// `text` is an entry of `programs` as a package has it, `values` are the tensors it is bound to,
+// `programs` the runs of the entries before it. The list of inputs is emptied.
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "graft/link.h"
+
+namespace {
+
+using torchgraft::Linked;
+using torchgraft::Values;
+
+constexpr const char* kName = "torchgraft.run";
+using Shared = std::shared_ptr<Linked>;
+
+c10::IValue from_python(PyObject* given) {
+  if (THPVariable_Check(given)) return THPVariable_Unpack(given);
+  if (given == Py_None) return {};
+  if (PyBool_Check(given)) return given == Py_True;
+  if (PyLong_Check(given)) return py::cast<int64_t>(py::handle(given));
+  if (PyFloat_Check(given)) return PyFloat_AS_DOUBLE(given);
+  throw py::type_error(std::string("a program takes tensors and numbers, got ") + Py_TYPE(given)->tp_name);
+}
+
+PyObject* to_python(const c10::IValue& value) {
+  if (value.isTensor()) return THPVariable_Wrap(value.toTensor());
+  if (value.isNone()) return Py_NewRef(Py_None);
+  if (value.isBool()) return PyBool_FromLong(value.toBool());
+  if (value.isInt()) return PyLong_FromLongLong(value.toInt());
+  if (value.isDouble()) return PyFloat_FromDouble(value.toDouble());
+  if (value.isComplexDouble()) {
+    const auto number = value.toComplexDouble();
+    return PyComplex_FromDoubles(number.real(), number.imag());
+  }
+  if (!value.isList() && !value.isTuple())
+    throw py::type_error("a program gives " + value.tagKind());
+  const bool tuple = value.isTuple();
+  const Values items = tuple ? Values(value.toTupleRef().elements().begin(), value.toTupleRef().elements().end())
+                             : value.toListRef().vec();
+  py::object made = tuple ? py::object(py::tuple(items.size())) : py::object(py::list(items.size()));
+  for (size_t i = 0; i < items.size(); ++i) {
+    PyObject* item = to_python(items[i]);
+    if (!item) throw python_error();
+    tuple ? PyTuple_SET_ITEM(made.ptr(), i, item) : PyList_SET_ITEM(made.ptr(), i, item);
+  }
+  return made.release().ptr();
+}
+
+Shared& linked_of(PyObject* capsule) { return *static_cast<Shared*>(PyCapsule_GetPointer(capsule, kName)); }
+
+PyObject* run(PyObject* self, PyObject* given) {
+  HANDLE_TH_ERRORS
+  if (!PyList_Check(given)) throw py::type_error("a program takes a list of inputs");
+  Values inputs;
+  inputs.reserve(PyList_GET_SIZE(given));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(given); ++i)
+    inputs.push_back(from_python(PyList_GET_ITEM(given, i)));
+  if (PyList_SetSlice(given, 0, PyList_GET_SIZE(given), nullptr) < 0) throw python_error();
+  Values outputs;
+  {
+    const pybind11::gil_scoped_release none;
+    outputs = linked_of(self)->run(std::move(inputs));
+  }
+  py::list made(outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    PyObject* item = to_python(outputs[i]);
+    if (!item) throw python_error();
+    PyList_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), item);
+  }
+  return made.release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+void drop(PyObject* capsule) {
+  auto* held = &linked_of(capsule);
+  const pybind11::gil_scoped_release none;  // the threads of its streams end here
+  delete held;
+}
+
+PyMethodDef kRun = {"run", run, METH_O, "Run a program: the list of its inputs in, its outputs out."};
+
+py::object link_part(
+    const std::string& text, size_t number, const std::vector<at::Tensor>& values,
+    const std::vector<py::object>& programs, const std::map<std::string, std::string>& libraries,
+    const std::string& device) {
+  std::vector<Shared> linked;
+  for (const py::object& one : programs) linked.push_back(linked_of(PyCFunction_GET_SELF(one.ptr())));
+  const torchgraft::Place place{c10::Device(device)};
+  const auto part = torchgraft::parse_part(
+      torchgraft::json::parse(text), number, values.size(), place, libraries);
+  auto* made = new Shared(torchgraft::link(part, Values(values.begin(), values.end()), linked, place.device));
+  const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(made, kName, drop));
+  if (!capsule) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&kRun, capsule.ptr()));
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.doc() = "Plans walked by C++.";
+  module.def("link", &link_part);
+}
