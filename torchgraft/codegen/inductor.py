@@ -34,7 +34,9 @@ def generate(
     """Code for one region. `gm` is the generator's to change; constants it keeps go through
     `own`, which copies those that belong to the caller. Where the caller has `checked` sizes and
     strides of all inputs, the code need not do so again."""
-    options = options_for(gm, inputs, config)
+    options = options_for(inputs, config)
+    if config.mode != "max-autotune" and _by_generator(_products(gm)):
+        options = _MICRO | options
     if checked and all(map(_lays_out, gm.graph.nodes)):
         options = _UNASKED | options
     onednn = by_onednn(gm)
@@ -50,11 +52,9 @@ def generate(
     )
 
 
-def options_for(gm: GraphModule, inputs: Sequence[Any], config: Config) -> dict[str, Any]:
+def options_for(inputs: Sequence[Any], config: Config) -> dict[str, Any]:
     """Inductor's options for a region with these inputs."""
     options = generator.mode_options(_MODES.get(config.mode, config.mode))
-    if config.mode != "max-autotune" and _by_generator(_products(gm)):
-        options |= _MICRO
     mode, symbols = _torch.fake_mode_of(inputs), {s for v in inputs for s in _torch.symbols_of(v)}
     if any(_torch.symbol_range(mode, symbol)[0] < 2 for symbol in symbols):
         options["layout_optimization"] = False  # guessing channels-last assumes that sizes exceed 1
@@ -79,6 +79,9 @@ def _lays_out(node: Node) -> bool:
 FEW_ROWS, FEW_FLOPS = 6, 2e5
 """Up to so many rows, or operations, the generator's own product with constant weights beats those
 of libraries, by 2 as measured (docs/performance.md); from 8 rows on it is slower."""
+CACHED = 16e6
+"""Weights (elements of a region's products) that a cache may hold: with more, as in GPT-2, it is
+memory that decides, and MKL's packed weights were faster."""
 MANY_FLOPS = 8e6
 """From so many operations a product on, oneDNN beats MKL on a processor that is not Intel's; below,
 a call of it costs 15 us more."""
@@ -107,7 +110,8 @@ def _is_held(node: Node) -> bool:
 def _by_generator(products: Sequence[tuple[int, int]]) -> bool:
     """Whether most of the work in a region's products is faster in generated code."""
     small = sum(f for rows, f in products if rows <= FEW_ROWS or f <= FEW_FLOPS)
-    return 2 * small > sum(f for _, f in products)
+    weights = sum(f / max(1, 2 * rows) for rows, f in products)
+    return 2 * small > sum(f for _, f in products) and weights <= CACHED
 
 
 def by_onednn(gm: GraphModule) -> bool:

@@ -90,7 +90,7 @@ class LibraryLinker(Linker):
         prepare = self.gm.meta["prepare"]
         carried = _carried(inner, values)
         gm = decompose(inner, carried, _torch.inductor_decompositions())
-        options = inductor.options_for(gm, carried, config or self.config)
+        options = inductor.options_for(carried, config or self.config)
         constants = generator.aot_compile(
             gm,
             carried,
