@@ -30,6 +30,7 @@ int main(int argc, char** argv) {
     torch_aie::torchscript::CompileSpec spec({torch_aie::Input(
         shape, torch_aie::DataType::FLOAT, torch_aie::TensorFormat::ND)});
     spec.soc_version = "Ascend310P3";
+    spec.precision_policy = torch_aie::PrecisionPolicy::FP32;  // FP16 where nothing is said
     torch::jit::Module compiled = torch_aie::torchscript::compile(module, spec);
 
     const at::Tensor x = at::randn(shape);

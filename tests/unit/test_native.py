@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,12 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+import torchgraft as graft
 from torchgraft import native
 from torchgraft.cli import main
 from torchgraft.errors import NativeBuild, UnknownName
-from torchgraft.native import driver
+from torchgraft.native import driver, frontend
 
 
 def test_an_unknown_target_names_the_known_ones() -> None:
@@ -85,3 +88,31 @@ def test_every_source_is_in_the_wheel() -> None:
     found = {path for pattern in patterns for path in (root / "torchgraft").glob(pattern)}
     sources = {path for target in driver.targets() for path in driver._sources(target)}
     assert sources - found == set()
+
+
+@pytest.mark.parametrize("precision", [None, "float16"])
+def test_a_module_for_cpp_computes_in_the_precision_asked_for(
+    tmp_path: Path, precision: str | None
+) -> None:
+    class Round(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x + 2048.0) - 2048.0
+
+    x = torch.full((4,), 1 / 3)
+    torch.jit.trace(Round(), x).save(str(tmp_path / "given.pt"))
+    request = {
+        "inputs": [[{"dtype": 6, "shape": [4]}]],
+        "precision": precision,
+        "min_block_size": 1,
+        "require_full_compilation": False,
+        "torch_executed_ops": ["aten::add", "aten::sub", "aten::_to_copy"],  # no code is made
+        "torch_executed_modules": [],
+    }
+    (tmp_path / "request.json").write_text(json.dumps(request), encoding="utf-8")
+    frontend.serve(str(tmp_path))
+    assert json.loads((tmp_path / "answer.json").read_text(encoding="utf-8")) == {}
+    made = torch.jit.load(str(tmp_path / "module.pt"))(x)
+    assert made.dtype == torch.float32
+    expected = Round()(x.half()).float() if precision else Round()(x)
+    assert torch.equal(made, expected)
+    torch.testing.assert_close(graft.load(tmp_path / "program.graft")(x), expected)

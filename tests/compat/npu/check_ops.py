@@ -22,7 +22,7 @@ RANDOM = (
 )  # fmt: skip
 # Sparse tensors are not on the device; a split is asked for with indices of the host; views into
 # the middle of a storage are other views of a copy; a copy to pinned memory is not waited for.
-ELSEWHERE = ("sparse", "tensor_split", "as_strided", "to", "scaled_dot_product_attention")
+ELSEWHERE = ("sparse", "tensor_split", "as_strided", "to")
 
 
 def there(value: Any) -> Any:
@@ -51,6 +51,8 @@ def samples(
     """The first ones that the CPU takes: input, arguments, and what comes out."""
     for sample in list(op.sample_inputs("cpu", dtype, requires_grad=grad))[:most]:
         args = (sample.input, *sample.args), sample.kwargs
+        if sample.kwargs.get("dropout_p"):
+            continue
         try:
             yield (*args, op(*args[0], **args[1]))
         except (RuntimeError, ValueError, NotImplementedError):
@@ -62,7 +64,8 @@ def compare(
 ) -> tuple[int, dict[str, str]]:
     """How many samples agree, and the operators that do not; of a share of the operators."""
     agree, wrong = 0, {}
-    close = {"rtol": 1e-2, "atol": 1e-2} if dtype.itemsize == 2 else {"rtol": 1e-4, "atol": 1e-4}
+    half = dtype.itemsize == 2  # whose statistics are floats on a device, and halves on the CPU
+    close = {"rtol": 1e-2, "atol": 1e-2} if half else {"rtol": 1e-4, "atol": 1e-4}
     for op in random.Random(0).sample(op_db, int(len(op_db) * share)):
         if dtype not in op.dtypes or (grad and not op.supports_autograd):
             continue
@@ -73,7 +76,9 @@ def compare(
             options = {k: "npu" if k == "device" else v for k, v in options.items()}
             try:
                 found = op(*moved, **options)
-                torch.testing.assert_close(here(found), here(expected), equal_nan=True, **close)
+                torch.testing.assert_close(
+                    here(found), here(expected), equal_nan=True, check_dtype=not half, **close
+                )
                 if grad and tensors(expected):
                     pair = [
                         torch.autograd.grad([o.abs().sum() for o in tensors(out)], tensors(into),

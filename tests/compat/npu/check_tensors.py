@@ -256,7 +256,7 @@ def test_sparse_and_quantized_tensors_are_refused() -> None:
     for make in (
         lambda: x.to_sparse().npu(),
         lambda: x.npu().to_sparse(),
-        lambda: x.to_sparse_csr().npu(),
+        lambda: x.to_sparse_csr().npu()._nnz(),
         lambda: torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0], device="npu"),
     ):
         with pytest.raises(NotImplementedError, match=r"no sparse tensors. Use a dense one"):
@@ -267,4 +267,6 @@ def test_sparse_and_quantized_tensors_are_refused() -> None:
     ):
         with pytest.raises(NotImplementedError, match=r"no quantized tensors. Use torch.fake"):
             make()
+    with pytest.raises(NotImplementedError, match=r"no nested tensors .*=torch.jagged"):
+        torch.nested.nested_tensor([x, x]).npu()
     assert torch.fake_quantize_per_tensor_affine(x.npu(), 0.1, 0, -128, 127).is_npu

@@ -65,10 +65,12 @@ def module(
     """A script's program as a ScriptModule; with `narrow`, 64 bits are taken for 32 that were
     declared."""
 
+    def taken(name: str, dtype: torch.dtype) -> str:
+        wide = _WIDE.get(dtype) if narrow else None
+        return f"({name}.to({dtype}) if {name}.dtype == {wide} else {name})" if wide else name
+
     def given(name: str, spec: TensorSpec) -> str:
-        wide = _WIDE.get(spec.dtype) if narrow else None
-        to = f"{name}.to('{spec.device.type}')"
-        return f"({to}.to({spec.dtype}) if {name}.dtype == {wide} else {to})" if wide else to
+        return f"{taken(name, spec.dtype)}.to('{spec.device.type}')"
 
     try:
         compiled, content = package(script, inputs, config)
@@ -76,8 +78,7 @@ def module(
     except NotSavable:
         recipe = _pack(script, inputs, config)
         RECIPES.get(recipe)  # compiled now, and not when it is first called
-        specs = [TensorSpec("", (), one.dtype, device(), None) for one in inputs]
-        return _wrap(script, recipe, [given("{0}", spec) for spec in specs])
+        return _wrap(script, recipe, [taken("{0}", one.dtype) for one in inputs])
 
 
 def forget() -> None:
@@ -186,7 +187,8 @@ def _plain(value: Any) -> Any:
 
 def _run(engine: Tensor, xs: list[Tensor]) -> list[Tensor]:
     program = RECIPES.get(engine.cpu().numpy().tobytes())
-    return [leaf for leaf in _torch.flatten(program(*xs))[0] if isinstance(leaf, Tensor)]
+    given = program(*(x.to(device()) for x in xs))  # a tensor that is there is not copied
+    return [leaf for leaf in _torch.flatten(given)[0] if isinstance(leaf, Tensor)]
 
 
 _make: Any = torch.library.Library  # untyped in torch

@@ -347,9 +347,26 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   Call(op, stack).run();
 }
 
+// A device has statistics in float; the CPU's kernel wants them as its own forward made them.
+void layer_norm_backward(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  constexpr size_t kInput = 1, kMean = 3, kRstd = 4, kWeight = 5;
+  const size_t count = op.schema().arguments().size();
+  const auto at = [&](size_t i) -> IValue& { return torch::jit::peek(*stack, i, count); };
+  const auto type = at(kInput).toTensor().scalar_type();
+  const auto weight = at(kWeight).toOptional<Tensor>();
+  if (!weight || !weight->defined() || weight->scalar_type() == type)
+    for (size_t i : {kMean, kRstd}) at(i) = at(i).toTensor().to(type);
+  fallback(op, keys, stack);
+}
+
 void no_sparse(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(), ": the simulated npu has no sparse tensors. "
                               "Use a dense one (.to_dense()), or compute this on the CPU (.cpu()).");
+}
+
+void no_nested(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(), ": the simulated npu has no nested tensors of this "
+                              "layout. Use layout=torch.jagged, or compute this on the CPU (.cpu()).");
 }
 
 void no_quantized(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*) {
@@ -366,6 +383,7 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 // Torch would put these together from others, which round at every step.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  m.impl("native_layer_norm_backward", torch::CppFunction::makeFromBoxedFunction<&layer_norm_backward>());
   m.impl("native_group_norm", torch::CppFunction::makeFromBoxedFunction<&fallback>());
   for (const char* name : {"quantize_per_tensor", "quantize_per_tensor.tensor_qparams",
                            "quantize_per_tensor_dynamic", "quantize_per_channel"})
@@ -378,6 +396,10 @@ TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
 
 TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_sparse>());
+}
+
+TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_nested>());
 }
 
 TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
