@@ -26,6 +26,7 @@ from bench import (
     rewrites,
     scale,
 )
+from bench import growth as sizes
 from bench.models import MODELS
 
 model_option = click.option(
@@ -164,14 +165,14 @@ def table(results: tuple[str, ...], into: str | None, kind: str) -> None:
 
 
 @main.command("growth")
-@click.option("--nodes", multiple=True, type=int, default=scale.SIZES, show_default=True)
+@click.option("--nodes", multiple=True, type=int, default=sizes.SIZES, show_default=True)
 @click.option("--streams", default="off", type=click.Choice(["off", "auto"]), show_default=True)
 @json_option
 def growth(nodes: tuple[int, ...], streams: str, path: str | None) -> None:
     """Compile time and memory by the size of the graph; a process each."""
     about = report.machine()
     report.show_machine(about)
-    rows = [scale.grow_apart(count, streams) for count in nodes]
+    rows = [sizes.grow_apart(count, streams) for count in nodes]
     report.show_growth(rows)
     report.write(path, about, rows)
 
@@ -183,7 +184,7 @@ def threads(seconds: float, path: str | None) -> None:
     """Calls a second of one small program from 1, 4 and 16 threads."""
     about = report.machine()
     report.show_machine(about)
-    rows = [scale.rate(count, seconds) for count in (1, 4, 16)]
+    rows = [sizes.rate(count, seconds) for count in (1, 4, 16)]
     for row in rows:
         click.echo(f"{row.threads:>3} threads: {row.calls_per_s:,.0f} calls a second")
     report.write(path, about, rows)
@@ -196,7 +197,7 @@ def soak(calls: int, path: str | None) -> None:
     """Resident memory over many calls of one small program."""
     about = report.machine()
     report.show_machine(about)
-    rows = scale.hold(calls)
+    rows = sizes.hold(calls)
     for row in rows:
         click.echo(f"{row.calls:>10,} calls: {row.mib:.1f} MiB, {row.objects} objects")
     report.write(path, about, rows)
@@ -292,6 +293,25 @@ def plan_command(path: str | None) -> None:
     rows = [plan.measure(count, streams) for count in plan.SIZES for streams in (1, 4, 16)]
     report.show_plans(rows)
     report.write(path, report.machine(), rows)
+
+
+@main.command("scale")
+@click.option("--ranks", "counts", default="2,4", show_default=True, help="gloo ranks to start.")
+@click.option("--mode", default="eager", type=click.Choice(["default", "eager"]))
+@click.option("--paper", is_flag=True, help="Only what the model says about 8 to 1,024 GPUs.")
+@json_option
+def scaling(counts: str, mode: str, paper: bool, path: str | None) -> None:
+    """graft.simulate against gloo ranks here, and on paper."""
+    if paper:
+        for name, case in scale.CASES.items():
+            click.echo(f"{name}\n\n{scale.table(scale.rows(case))}\n")
+        click.echo(scale.variants())
+        return
+    about = report.machine()
+    report.show_machine(about)
+    found = [scale.measure(int(count), scale.Size(mode=mode)) for count in counts.split(",")]
+    report.show_scale(found)
+    report.write(path, about, found)
 
 
 @main.command("native")

@@ -17,10 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.compiletime import BASE, Cost
+from bench.growth import Growth
 from bench.measure import Timing
 from bench.opdb import Result
 from bench.plan import Cost as Planned
-from bench.scale import Growth
+from bench.scale import Measured
 
 PACKAGES = ("torchgraft", "torch", "triton", "transformers", "onnxruntime", "openvino", "numpy")
 BASELINE = "compile"
@@ -198,6 +199,33 @@ def show_plans(costs: Iterable[Planned]) -> None:
     for cost in costs:
         counts = (cost.launches, cost.streams, cost.steps, cost.waits)
         table.add_row(*map(str, counts), _number(cost.schedule_s, 2), _number(cost.prove_s, 2))
+    console.print(table)
+
+
+def show_scale(found: Sequence[Measured]) -> None:
+    """Each number of ranks: what was measured, and how far off the model is, in percent."""
+    table = Table(title="a tensor-parallel block, ms", title_justify="left")
+    headers = ("ranks", "link of", "alpha us", "GB/s", "run", "measured", "simulated", "off by")
+    for header in headers:
+        table.add_column(header, justify="right")
+    for one in found:
+        for other in dict.fromkeys((one.ranks, found[0].ranks)):
+            link = next(m.link() for m in found if m.ranks == other)
+            made = one.simulated(link)
+            for run, real, model in (
+                ("overlap", one.seconds, made.seconds),
+                ("one stream", one.serial, made.serial),
+            ):
+                table.add_row(
+                    str(one.ranks),
+                    f"{other} ranks",
+                    _number(link.alpha * 1e6),
+                    _number(1e-9 / link.beta if link.beta else None, 2),
+                    run,
+                    _number(real * 1e3, 2),
+                    _number(model * 1e3, 2),
+                    f"{model / real - 1:+.0%}",
+                )
     console.print(table)
 
 

@@ -1,165 +1,345 @@
-"""How compile time and memory grow with the graph, calls from several threads, and memory over
-many calls."""
+"""`graft.simulate` against gloo ranks of this machine, and what it says about many GPUs.
+
+The block is a transformer's, tensor parallel: every rank has some heads and some hidden units, and
+two sums over the ranks join them. In two halves of the batch, one half's sum goes on while the
+other half is computed.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import gc
+import functools
 import json
-import resource
-import subprocess
-import sys
-import threading
+import pathlib
+import statistics
+import tempfile
 import time
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-SIZES = (100, 500, 1_000, 5_000, 10_000, 50_000)
+import torchgraft as graft
+from torchgraft.comm.call import bind
+from torchgraft.fx.cost import Cost, Machine
+from torchgraft.plan import MAIN, Buffer, Collective, Launch, Plan, Record, Wait
+from torchgraft.program import execute
+from torchgraft.simulate import Cluster, Link, Simulation, simulate
+from torchgraft.stream.order import schedule
 
-
-@dataclasses.dataclass(frozen=True)
-class Growth:
-    """One graph compiled in a fresh process, on ATen: torch.export apart, then our own part."""
-
-    nodes: int
-    export_s: float
-    ours_s: float
-    peak_mib: float
-    launches: int
-
-    @property
-    def per_node_us(self) -> float:
-        return self.ours_s / self.nodes * 1e6
+SIZES = [1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20]
+"""Bytes of the sums that a link is fitted to."""
 
 
-class Long(nn.Module):
-    """Branches of small products and light calls: `nodes` calls, four branches wide."""
-
-    def __init__(self, nodes: int) -> None:
+class Block(nn.Module):
+    def __init__(self, width: int, head: int = 32) -> None:
         super().__init__()
-        self.count = nodes
-        self.weight = nn.Parameter(torch.eye(4) * 0.5, requires_grad=False)
+        self.head = head
+        self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.out, self.up = nn.Linear(width, width), nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        done = 0
-        while done < self.count:
-            parts = []
-            for branch in range(4):
-                y = torch.mm(x, self.weight)
-                for step in range(5):
-                    y = torch.relu(y + float(step + branch))
-                parts.append(y)
-            x = (parts[0] + parts[1]) * 0.5 + (parts[2] - parts[3]) * 0.5
-            done += 4 * 11 + 5
-        return x
+        batch, length, _ = x.shape
+        y = self.one(x)
+        parts = (p(y).view(batch, length, -1, self.head) for p in (self.q, self.k, self.v))
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return x + self.down(nn.functional.gelu(self.up(self.two(x))))
 
 
-def grow(nodes: int, streams: str = "off") -> Growth:
-    """Compile in this process."""
-    import torchgraft as graft
+class Halves(nn.Module):
+    """Blocks over parts of the batch, which need each other nowhere."""
 
-    torch.set_num_threads(1)
-    args = (torch.ones(2, 4),)
-    start = time.process_time()
-    exported = torch.export.export(Long(nodes), args)
-    captured = time.process_time()
-    compiled = graft.compile(exported, mode="eager", streams=streams)
-    made = time.process_time()
-    count = len(compiled.report.nodes)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return Growth(count, captured - start, made - captured, peak, len(compiled.plan.launches))
+    def __init__(self, blocks: int, width: int, parts: int) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
+        self.parts = parts
 
-
-def grow_apart(nodes: int, streams: str = "off") -> Growth:
-    """The same in a process of its own: peak memory is a process's."""
-    command = [sys.executable, "-m", "bench.scale", str(nodes), streams]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return Growth(**json.loads(done.stdout.splitlines()[-1]))
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.blocks(part) for part in x.chunk(self.parts)])
 
 
 @dataclasses.dataclass(frozen=True)
-class Rate:
-    """Calls a second of one compiled program from several threads."""
+class Size:
+    """What is run: batch and length of the input, its width, how many blocks."""
 
-    threads: int
-    calls_per_s: float
-
-
-def rate(threads: int, seconds: float = 2.0, mode: str = "default") -> Rate:
-    """Each thread calls one small compiled program for some seconds; every answer is checked."""
-    import torchgraft as graft
-
-    torch.set_num_threads(1)
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval()
-    x = torch.randn(1, 64)
-    compiled = graft.compile(model, (x,), mode=mode)
-    want = compiled(x).clone()
-    counts, wrong = [0] * threads, list[str]()
-    ready, end = threading.Barrier(threads + 1), threading.Event()
-
-    def work(number: int) -> None:
-        ready.wait()
-        with torch.inference_mode():
-            while not end.is_set():
-                for _ in range(100):
-                    got = compiled(x)
-                counts[number] += 100
-                if not torch.equal(got, want):
-                    wrong.append(f"thread {number}")
-                    return
-
-    workers = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
-    for worker in workers:
-        worker.start()
-    ready.wait()
-    start = time.perf_counter()
-    time.sleep(seconds)
-    end.set()
-    for worker in workers:
-        worker.join()
-    took = time.perf_counter() - start
-    if wrong:
-        raise AssertionError(f"another answer in {', '.join(wrong)}")
-    return Rate(threads, sum(counts) / took)
+    batch: int = 2
+    length: int = 256
+    width: int = 256
+    blocks: int = 2
+    mode: str = "eager"
+    rounds: int = 5
+    repeat: int = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
-    """Resident memory of the process after so many calls, and what Python's collector tracks."""
+class Measured:
+    """What some gloo ranks did. Times are of the slowest rank, means over calls: means of parts
+    add up to the mean of the whole, also where other programs take their turns."""
 
-    calls: int
-    mib: float
-    objects: int
+    ranks: int
+    sums: list[tuple[int, float]]
+    """Bytes of an all_reduce, and its seconds."""
+    plan: str
+    kernels: list[float]
+    seconds: float
+    serial: float
+    """The same plan with everything on one stream."""
+
+    def link(self) -> Link:
+        return Link.fit([("all_reduce", size, self.ranks, took) for size, took in self.sums])
+
+    def simulated(self, link: Link) -> Simulation:
+        """What the model says to the same plan; gloo sums in a ring."""
+        cluster = Cluster(self.ranks, link, algorithm="ring")
+        return simulate(Plan.parse(self.plan), cluster, self.kernels)
 
 
-def resident() -> float:
-    """MiB of this process that are in memory now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
+def measure(ranks: int, size: Size = Size()) -> Measured:  # noqa: B008 (frozen)
+    """Start so many gloo ranks here, and measure sums alone and a tensor-parallel block."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_rank, (ranks, folder, size), nprocs=ranks)  # type: ignore[no-untyped-call]
+        data = json.loads((pathlib.Path(folder) / "measured.json").read_text())
+    return Measured(**{**data, "sums": [(n, took) for n, took in data["sums"]]})
 
 
-def hold(calls: int, points: int = 10, mode: str = "default") -> list[Held]:
-    """Resident memory at some points of many calls, the first after warming up."""
-    import torchgraft as graft
-
+def _rank(rank: int, ranks: int, folder: str, size: Size) -> None:
     torch.set_num_threads(1)
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval()
-    inputs = [torch.randn(1, 64) for _ in range(8)]
-    compiled = graft.compile(model, (inputs[0],), mode=mode)
-    found, done = list[Held](), 0
-    with torch.inference_mode():
-        for i in range(1000):
-            compiled(inputs[i % 8])
-        for point in range(points + 1):
-            while done < point * calls // points:
-                compiled(inputs[done % 8])
-                done += 1
-            gc.collect()
-            found.append(Held(done, resident(), len(gc.get_objects())))
+    torch.manual_seed(0)
+    method = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=method, rank=rank, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+    model = Halves(size.blocks, size.width, parts=2)
+    layout: Any = {}
+    for i in range(size.blocks):
+        layout |= {f"blocks.{i}.{name}": ColwiseParallel() for name in ("q", "k", "v", "up")}
+        layout |= {f"blocks.{i}.{name}": RowwiseParallel() for name in ("out", "down")}
+    x = torch.randn(size.batch, size.length, size.width)
+    split = parallelize_module(model, mesh, layout)
+    with torch.no_grad():
+        compiled = graft.compile(split, (x,), mode=size.mode)
+        torch.testing.assert_close(compiled(x), split(x), atol=1e-3, rtol=1e-3)
+        serial, given = _serial(compiled, x), [torch.ones(nbytes // 4) for nbytes in SIZES]
+        rounds = []
+        for _ in range(size.rounds):  # in turns: load falls on all alike
+            calls = compiled.profile((x,), repeat=size.repeat).calls
+            spans = zip(*(call.spans for call in calls), strict=True)
+            rounds.append(
+                [
+                    *(statistics.mean(span.end - span.start for span in one) for one in spans),
+                    *_mean(lambda: compiled(x), serial, repeat=size.repeat),
+                    *_mean(*(functools.partial(_sum, one) for one in given), repeat=size.repeat),
+                ]
+            )
+    slowest = torch.tensor(rounds, dtype=torch.float64).mean(0)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    if rank == 0:
+        count = len(compiled.plan.launches)
+        kernels, whole, alone, sums = slowest.split([count, 1, 1, len(SIZES)])
+        found = Measured(
+            ranks=ranks,
+            sums=list(zip(SIZES, sums.tolist(), strict=True)),
+            plan=str(compiled.plan),
+            kernels=kernels.tolist(),
+            seconds=whole.item(),
+            serial=alone.item(),
+        )
+        text = json.dumps(dataclasses.asdict(found))
+        (pathlib.Path(folder) / "measured.json").write_text(text)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _sum(given: Tensor) -> Tensor:
+    made = functional.all_reduce(given, "sum", dist.group.WORLD)
+    return functional.wait_tensor(made)
+
+
+def _mean(*calls: Callable[[], object], repeat: int) -> list[float]:
+    """The mean seconds of each call, which all ranks begin together; the calls take turns."""
+    total = [0.0] * len(calls)
+    for _ in range(repeat):
+        for i, call in enumerate(calls):
+            dist.barrier()
+            start = time.perf_counter()
+            call()
+            total[i] += time.perf_counter() - start
+    return [seconds / repeat for seconds in total]
+
+
+def _serial(compiled: graft.Compiled, x: Tensor) -> Callable[[], object]:
+    """The program's plan with everything on the caller's stream."""
+    program, values = compiled.program_for((x,))
+    steps = [
+        dataclasses.replace(step, stream=MAIN)
+        for step in program.plan.steps
+        if not isinstance(step, (Record, Wait))
+    ]
+    plan, kernels, guarded = bind(
+        dataclasses.replace(program.plan, steps=tuple(steps)), program.linker.kernels
+    )
+    run = guarded(execute(plan, kernels, program.linker.constants, program.report.device))
+    return lambda: run(list(values))
+
+
+# ---------------------------------------------------------------- on paper
+
+
+GPU = Machine(bandwidth=0.7 * 4.8e12, flops=0.6 * 989e12, launch=3e-6)
+NEAR = Link(alpha=2e-6, beta=1 / (0.8 * 450e9))
+FAR = Link(alpha=6e-6, beta=1 / (0.8 * 50e9))
+"""Vendors' figures of an H200, NVLink and a 400 Gb/s card for each GPU, times the share that
+programs commonly reach; alphas are assumed. docs/scale.md says more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Paper:
+    """A tensor-parallel block, and the machine that it runs on. Nothing of it is measured."""
+
+    sequences: int
+    new: int  # tokens of each that are computed
+    context: int  # tokens that each of them looks at, at most
+    width: int = 8192
+    blocks: int = 4
+    gpu: Machine = GPU
+    link: Link = NEAR
+    node: int = 8
+    between: Link = FAR
+
+    def cluster(self, ranks: int) -> Cluster:
+        return Cluster(ranks, self.link, min(self.node, ranks), self.between)
+
+    def simulated(self, ranks: int, parts: int) -> Simulation:
+        """The blocks on so many GPUs, the batch in so many parts."""
+        launches = list(self._launches(ranks, parts))
+        outputs = tuple(launch.outputs[0] for launch, _ in launches[-parts:])
+        inputs = tuple(Buffer(i) for i in range(parts))
+        plan = schedule(inputs, (), [launch for launch, _ in launches], outputs)
+        return simulate(plan, self.cluster(ranks), [seconds for _, seconds in launches])
+
+    def _launches(self, ranks: int, parts: int) -> Iterator[tuple[Launch, float]]:
+        """In the order that a plan has them: the parts take turns."""
+        sequences, width = self.sequences // parts, self.width
+        tokens = sequences * self.new
+        rows = 2 * tokens * width  # bytes of the activations, bfloat16
+        seen = tokens * (self.context - self.new / 2)  # causal: of the new ones, half
+        kept = 2 * 2 * sequences * self.context * width / ranks  # keys and values
+        work = {
+            "norm": [Cost(4 * rows, 0)],
+            "attention": [
+                self._product(tokens, width, 3 * width / ranks),
+                Cost(int(kept + 2 * rows / ranks), int(4 * seen * width / ranks)),
+                self._product(tokens, width / ranks, width),
+            ],
+            "mlp": [
+                self._product(tokens, width, 4 * width / ranks),
+                self._product(tokens, 4 * width / ranks, width),
+            ],
+        }
+        took = {
+            name: sum(max(self.gpu.launch, self.gpu.seconds(cost)) for cost in costs)
+            for name, costs in work.items()
+        }
+        now = [Buffer(i) for i in range(parts)]
+        count = parts
+        for _ in range(self.blocks):
+            for stage in ("attention", "mlp"):
+                for part in range(parts):
+                    for kernel in ("norm", stage):
+                        made = Buffer(count)
+                        yield Launch(kernel, (now[part],), (), (made,)), took[kernel]
+                        now[part], count = made, count + 1
+                    made = Buffer(count)
+                    args = (now[part], "sum", "tp")
+                    kind = {"kind": "all_reduce", "nbytes": rows}
+                    yield Collective("sum", args, (), (made,), stream="comm:tp", **kind), 0.0
+                    now[part], count = made, count + 1
+
+    @staticmethod
+    def _product(rows: int, inner: float, columns: float) -> Cost:
+        moved = 2 * (rows * inner + inner * columns + rows * columns)
+        return Cost(int(moved), int(2 * rows * inner * columns))
+
+
+CASES = {
+    "prefill": Paper(sequences=4, new=2048, context=2048),
+    "decode": Paper(sequences=64, new=1, context=2049),
+}
+RANKS = [8, 16, 32, 64, 128, 256, 512, 1024]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A block on so many GPUs, in microseconds."""
+
+    ranks: int
+    kernels: float
+    sums: float
+    whole: float
+    """The batch in one part: nothing can overlap."""
+    halves: float
+    """In two, with overlap."""
+    hidden: float
+
+    @property
+    def best(self) -> float:
+        return min(self.whole, self.halves)
+
+
+def rows(paper: Paper, ranks: Sequence[int] = RANKS) -> list[Row]:
+    found = []
+    for count in ranks:
+        one, two = paper.simulated(count, 1), paper.simulated(count, 2)
+        scale = 1e6 / paper.blocks
+        times = [one.kernels, one.collectives, one.seconds, two.seconds]
+        found.append(Row(count, *(t * scale for t in times), hidden=two.hidden or 0.0))
     return found
 
 
-if __name__ == "__main__":
-    print(json.dumps(dataclasses.asdict(grow(int(sys.argv[1]), sys.argv[2]))))
+def table(found: Sequence[Row]) -> str:
+    """The rows as Markdown, as docs/scale.md has them."""
+    lines = [
+        "| GPUs | kernels | sums | no overlap | two halves, overlap | hidden | against 8 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        numbers = [row.kernels, row.sums, row.whole, row.halves]
+        cells = [f"{row.ranks:,}", *(f"{n:,.0f}" for n in numbers), f"{row.hidden:.0%}"]
+        lines.append(f"| {' | '.join(cells)} | {found[0].best / row.best:.2f} |")
+    return "\n".join(lines)
+
+
+def _faster(link: Link, alpha: float = 1, beta: float = 1) -> Link:
+    return Link(link.alpha * alpha, link.beta * beta)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as above": {},
+    "half the latency": {"link": _faster(NEAR, alpha=0.5), "between": _faster(FAR, alpha=0.5)},
+    "twice the latency": {"link": _faster(NEAR, alpha=2), "between": _faster(FAR, alpha=2)},
+    "a network twice as fast": {"between": _faster(FAR, beta=0.5)},
+    "64 GPUs in a node": {"node": 64},
+    "blocks twice as wide": {"width": 16384},
+}
+
+
+def variants() -> str:
+    """Where the time of a block is least when an assumption changes, as Markdown."""
+    lines = [f"| | {' | '.join(CASES)} |", "|---|---|---|"]
+    for name, changes in VARIANTS.items():
+        cells = []
+        for case in CASES.values():
+            found = rows(dataclasses.replace(case, **changes))
+            least = min(found, key=lambda row: row.best)
+            gain = found[0].best / least.best
+            cells.append(f"{least.ranks} GPUs, {gain:.2f} times as fast as 8")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)

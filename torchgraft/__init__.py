@@ -28,18 +28,22 @@ from torchgraft.passes.registry import Registry
 from torchgraft.passes.spec import fx_pass
 from torchgraft.plan import Plan
 from torchgraft.report import Report, reports
+from torchgraft.rows import Rows
+from torchgraft.simulate import Cluster, Link, simulate
 from torchgraft.verify.bisect import bisect
 from torchgraft.verify.watch import verify
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Cluster",
     "Compiled",
     "Config",
     "Declined",
     "GraftError",
     "Graph",
     "Input",
+    "Link",
     "Make",
     "Match",
     "Net",
@@ -48,6 +52,7 @@ __all__ = [
     "Plan",
     "Registry",
     "Report",
+    "Rows",
     "Value",
     "backend",
     "bisect",
@@ -66,6 +71,7 @@ __all__ = [
     "op",
     "pattern",
     "reports",
+    "simulate",
     "stream",
     "verify",
 ]

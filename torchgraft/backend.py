@@ -11,14 +11,12 @@ import torch
 from torch.fx import GraphModule
 
 from torchgraft import _torch
+from torchgraft._torch import groups
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
 from torchgraft.fx import dialect, meta
 from torchgraft.link import Role
 from torchgraft.program import Program, build
-
-if torch.distributed.is_available():
-    from torchgraft.comm import trace  # noqa: F401 (what broadcast, send and recv mean in a graph)
 
 _NUMBERS = itertools.count()
 
@@ -35,10 +33,26 @@ def backend(
     >>> f(torch.zeros(2))
     tensor([0., 0.])
     """
-    return functools.partial(torchgraft, config=config, on_program=on_program)
+    _learn()
+    return functools.partial(_compile, config=config, on_program=on_program)
 
 
-def torchgraft(
+def __getattr__(name: str) -> Any:
+    """`torchgraft`, which is what torch.compile asks this module for, before it traces anything."""
+    if name != "torchgraft":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _learn()
+    return _compile
+
+
+def _learn() -> None:
+    """Let torch.compile know what broadcast, send and recv mean. Not when this is imported: it
+    imports Dynamo, which takes a second."""
+    if torch.distributed.is_available():
+        import torchgraft.comm.trace  # noqa: F401
+
+
+def _compile(
     gm: GraphModule,
     example_inputs: Sequence[Any],
     *,
@@ -78,6 +92,8 @@ def compile_graph(
     gm.meta["fake_mode"] = _torch.fake_mode_of(inputs)
     kind = "inference" if is_inference else "backward" if is_backward else "forward"
     gm.meta["kind"] = kind  # for a pass that treats them differently
+    if (frame := groups.compiled_frame()) is not None:
+        gm.meta["frame"] = (f"{frame[0]} {kind}", frame[1])
     static = _torch.static_inputs() if not is_backward else frozenset()
     role = Role("torch.compile", is_inference, is_backward, static)
     with _torch.unfaked():

@@ -127,6 +127,8 @@ class Linker:
         for _ in range(_MOST_RELIEFS):
             most, at = memory.peak(plan, sizes)
             relief = memory.relief(plan, sizes, at) if most > limit else []
+            # Nobody waits for a collective to free what it reads: work beside it is its point.
+            relief = [o for o in relief if not isinstance(self.launches[o[0]], Collective)]
             if not set(relief) - set(orders):
                 break
             orders += relief

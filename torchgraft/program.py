@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from torchgraft import _torch
 from torchgraft.codegen import regions
+from torchgraft.comm.agree import Frame
 from torchgraft.comm.call import bind, told
 from torchgraft.comm.capture import refusal
 from torchgraft.comm.place import place as place_collectives
@@ -30,6 +31,7 @@ from torchgraft.passes.history import Change, History
 from torchgraft.plan import Plan
 from torchgraft.report import Conversion, Placed, Report, remember
 from torchgraft.run import cuda, host, streams
+from torchgraft.stream.order import in_turn
 
 if TYPE_CHECKING:
     from torchgraft.inspect.profile import Profile
@@ -207,8 +209,8 @@ def _link(
 ) -> Program:
     linker = kind(gm, config, role, report, functools.partial(_assemble, linker=kind))
     plan = linker.plan()
-    run = link(plan, linker.kernels, linker.constants, report.device, config.adversary)
-    return Program(gm, plan, run, report, linker)
+    parts = (plan, linker.kernels, linker.constants, report.device, config.adversary)
+    return Program(gm, plan, link(*parts, frame=gm.meta.get("frame")), report, linker)
 
 
 def link(
@@ -217,12 +219,13 @@ def link(
     constants: Mapping[str, Any],
     device: str,
     adversary: int | None = None,
+    frame: Frame | None = None,
 ) -> _torch.Flat:
     """A function that runs the plan, which is proved first: list of inputs in, outputs out."""
     with told(plan):
         streams.prove(plan)
     if plan.collectives:
-        plan, kernels, guarded = bind(plan, kernels)
+        plan, kernels, guarded = bind(plan, kernels, frame)
         return guarded(execute(plan, kernels, constants, device, adversary))
     return execute(plan, kernels, constants, device, adversary)
 
@@ -235,6 +238,8 @@ def execute(
     adversary: int | None = None,
 ) -> _torch.Flat:
     """A function that runs a plan that was proved, its collectives bound."""
+    if plan.collectives and device == "cpu" and adversary is None:
+        plan = in_turn(plan) or plan
     if len(plan.streams) == 1:
         return host.link(plan, kernels, constants)
     if device == "cpu" or not hasattr(torch.get_device_module(device), "Stream"):

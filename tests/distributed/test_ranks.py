@@ -11,9 +11,10 @@ import pytest
 import torch
 from distributed.launch import PROGRAMS, results, torchrun
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available(), reason="torch without distributed"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed"),
+]
 STARTED = {"compute": 2, "agree": 2, "mesh": 4}
 
 

@@ -438,8 +438,8 @@ def events(*, waits: bool) -> Callable[..., None]:
             graph.call_function(torch.ops.streams.record_event.default, (7, 1))
         with graph.inserting_before(add if waits else sub):
             graph.call_function(torch.ops.streams.wait_event.default, (7, 0))
-        if waits:  # as AOTAutograd ties events to data
-            aot.wrap_all_sync_nodes_with_control_deps(gm)
+        if waits and hasattr(aot, "wrap_all_sync_nodes_with_control_deps"):
+            aot.wrap_all_sync_nodes_with_control_deps(gm)  # from torch 2.12 on AOTAutograd does
 
     return write
 

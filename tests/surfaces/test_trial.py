@@ -14,6 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import torchgraft as graft
 from torchgraft.errors import BadValue, CannotCapture, InputMismatch, NotCopied
 
+OLD = torch.__version__ < "2.12"  # torch's own versions compare as such
+
 
 def test_a_constant_in_a_program_behind_torch_compile() -> None:
     def fn(x: Tensor) -> Tensor:
@@ -62,6 +64,7 @@ def test_a_dim_that_may_be_1_is_not_squeezed_silently() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(OLD, reason="torch 2.11 traces a convolution for batches of 2 and more")
 def test_convolutions_take_a_batch_of_one_among_others() -> None:
     model = torch.nn.Conv2d(3, 4, 3, stride=2).eval()
     spec = graft.Input(min_shape=(1, 3, 8, 8), max_shape=(4, 3, 20, 20))
@@ -247,6 +250,7 @@ def test_code_is_generated_for_random_operators() -> None:
     assert set(first.floor().tolist()) == {0.0, 2.0}
 
 
+@pytest.mark.skipif(OLD, reason="torch 2.11 drops the check while it traces, for every backend")
 @pytest.mark.parametrize("mode", ["eager", pytest.param("default", marks=pytest.mark.slow)])
 def test_checked_factorisations_are_compiled_with_their_check(mode: str) -> None:
     compiled = graft.compile(lambda x: torch.linalg.inv(x) + 1, (torch.eye(3),), mode=mode)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench import report, scale
+from bench import growth, report
 from bench.measure import Sample, Timing
 
 
@@ -43,16 +43,16 @@ def test_the_table_has_times_faster_than_torch_compile(tmp_path: Path) -> None:
 
 def test_a_graph_of_a_given_size_is_compiled() -> None:
     for streams in ("off", "auto"):
-        grown = scale.grow(300, streams)
+        grown = growth.grow(300, streams)
         assert 250 < grown.nodes < 350
         assert grown.launches == grown.nodes  # on ATen, one each
 
 
 def test_calls_from_threads_give_the_same_answer() -> None:
-    assert scale.rate(4, seconds=0.05, mode="eager").calls_per_s > 0
+    assert growth.rate(4, seconds=0.05, mode="eager").calls_per_s > 0
 
 
 def test_calls_leave_nothing_behind() -> None:
-    held = scale.hold(2000, points=4, mode="eager")
+    held = growth.hold(2000, points=4, mode="eager")
     assert [one.calls for one in held] == [0, 500, 1000, 1500, 2000]
     assert held[-1].objects - held[1].objects < 100  # 1,500 calls later

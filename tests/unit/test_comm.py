@@ -17,6 +17,7 @@ from torchgraft.comm.fit import Entry, difference
 from torchgraft.errors import BadPlan, CannotCapture, NoGroup, WrongGroup
 from torchgraft.inspect.timeline import predict
 from torchgraft.plan import Collective, Plan
+from torchgraft.stream.order import in_turn
 
 X = torch.ones(4)
 
@@ -107,6 +108,18 @@ def test_a_collective_prints_and_parses() -> None:
 def test_a_collective_without_a_group_is_no_step() -> None:
     with pytest.raises(BadPlan, match="names its group"):
         Plan.parse("def plan(b0):\n    b1 = collective('comm:tp', 'sum', b0)\n    return (b1,)")
+
+
+def test_a_plan_that_overlaps_nothing_needs_no_other_stream() -> None:
+    plan = Plan.parse(TEXT)
+    assert in_turn(plan) is None  # the second launch of main runs beside the collective
+    chain = Plan.parse(
+        TEXT.replace("    b3 = launch('main', 'work', b1)\n", "").replace("b3", "b1")
+    )
+    alone = in_turn(chain)
+    assert alone is not None
+    assert alone.streams == ["main"]
+    assert [step.kernel for step in alone.launches] == ["work", "sum", "join"]
 
 
 @pytest.mark.parametrize(("talk", "hidden"), [(1.0, 1.0), (4.0, 0.5), (2.0, 1.0)])
@@ -251,3 +264,22 @@ def test_nccl_inside_a_captured_graph() -> None:
         assert "not captured" not in notes
     finally:
         dist.destroy_process_group()
+
+
+def test_results_that_nobody_reads_yet_are_bounded(
+    alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gathers of weights, as of a sharded model, do not all start at once."""
+    monkeypatch.setattr("torchgraft.comm.overlap.AHEAD", 64)
+
+    def fn(x: Tensor, *weights: Tensor) -> Tensor:
+        for weight in weights:
+            x = x @ functional.all_reduce(weight, "sum", dist.group.WORLD)
+        return x
+
+    args = tuple(torch.randn(4, 4) for _ in range(5))
+    compiled = graft.compile(fn, args, mode="eager", bucket_bytes=0)
+    torch.testing.assert_close(compiled(*args), fn(*args))
+    kinds = [step.kernel.split(".")[1] for step in compiled.plan.launches]
+    assert kinds == ["all_reduce", "mm"] * 4, kinds
+    assert not compiled.plan.hazards()

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 import torchgraft as graft
 from torchgraft import native
 from torchgraft.cli import main
-from torchgraft.errors import NativeBuild, UnknownName
-from torchgraft.native import driver, frontend
+from torchgraft.errors import BadValue, NativeBuild, UnknownName
+from torchgraft.native import driver, executor, frontend
 
 
 def test_an_unknown_target_names_the_known_ones() -> None:
@@ -88,6 +88,19 @@ def test_every_source_is_in_the_wheel() -> None:
     found = {path for pattern in patterns for path in (root / "torchgraft").glob(pattern)}
     sources = {path for target in driver.targets() for path in driver._sources(target)}
     assert sources - found == set()
+
+
+def test_which_executor_is_wanted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHGRAFT_NATIVE", str(tmp_path))  # a root with nothing for Python
+    for choice in ("auto", "python"):
+        monkeypatch.setenv("TORCHGRAFT_EXECUTOR", choice)
+        assert executor.module() is None
+    monkeypatch.setenv("TORCHGRAFT_EXECUTOR", "native")
+    with pytest.raises(NativeBuild, match="install Python's headers"):
+        executor.module()
+    monkeypatch.setenv("TORCHGRAFT_EXECUTOR", "c++")
+    with pytest.raises(BadValue, match="one of auto, python, native"):
+        executor.module()
 
 
 @pytest.mark.parametrize("precision", [None, "float16"])

@@ -100,3 +100,13 @@ def export_shards() -> None:
 
     if DTensorSpec not in pytree.SUPPORTED_NODES:
         pytree.register_constant(DTensorSpec)
+
+
+def compiled_frame() -> tuple[int, bool] | None:
+    """The number of the function that torch.compile is compiling, and whether it did before."""
+    from torch._guards import CompileContext
+
+    current = CompileContext.current_compile_id()
+    if current is None or current.frame_id is None:
+        return None
+    return current.frame_id, bool(current.frame_compile_id)

@@ -8,7 +8,6 @@ all of them what it found: the work of a rank does not grow with their number.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import socket
@@ -39,25 +38,35 @@ def said(step: Collective) -> str:
     return f"{step.kind} of {step.type}" if step.type else step.kind
 
 
+Frame = tuple[str, bool]
+"""A function of torch.compile, and whether it is compiled once more: for one rank, maybe, which met
+another shape. The others know nothing of that, and need not if the collectives are as before."""
+
+
 class Guard:
     """What the ranks have agreed on for one linked plan."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, frame: Frame | None = None) -> None:
+        self._plan, self._frame = plan, frame
         self._lock = threading.Lock()
         self._talks: dict[str, _Talk] = {}
         self._agreed = False
 
     def enter(self) -> None:
         """Agree, the first time; `RanksDiffer` or `CollectiveFailed` on every rank otherwise."""
-        if self._agreed:
+        if self._has_agreed():
             return
         with self._lock:
-            if not self._agreed:
+            if not self._has_agreed():
                 self._meet()
                 for name, talk in self._talks.items():
-                    talk.agree(name, _entries(self._plan, name))
+                    talk.agree(name, _entries(self._plan, name), self._frame)
                 self._agreed = True
+
+    def _has_agreed(self) -> bool:
+        """Whether the ranks have, in the groups that there are now."""
+        alive = groups.is_group_alive
+        return self._agreed and all(alive(talk.group) for talk in self._talks.values())
 
     def refuse(self, error: Exception) -> None:
         """Tell the other ranks that the plan is not run here, and why."""
@@ -68,13 +77,13 @@ class Guard:
 
     def _meet(self) -> None:
         """Open a conversation in each group of the plan."""
-        groups: dict[str, tuple[Any, Collective, int]] = {}
+        firsts: dict[str, tuple[Any, Collective, int]] = {}
         for number, step in enumerate(self._plan.steps):
-            if isinstance(step, Collective) and step.group not in groups:
-                groups[step.group] = (find(step.group, said(step), step.line), step, number)
-        self._talks = {name: _Talk(*held) for name, held in groups.items()}
+            if isinstance(step, Collective) and step.group not in firsts:
+                firsts[step.group] = (find(step.group, said(step), step.line), step, number)
+        self._talks = {name: _Talk(*first) for name, first in firsts.items()}
 
-    def same_sizes(self, number: int, group: Any, args: Sequence[Any]) -> None:
+    def same_sizes(self, number: int, args: Sequence[Any]) -> None:
         """Compare the sizes of a collective that were not known before it runs."""
         step = self._plan.steps[number]
         assert isinstance(step, Collective)
@@ -109,13 +118,11 @@ class _Talk:
     """The conversation of one plan's ranks in one group."""
 
     def __init__(self, group: Any, step: Collective, number: int) -> None:
-        self._group, self._step, self._number = group, step, number
+        self.group, self._step, self._number = group, step, number
         self.rank, self.size = group.rank(), group.size()
         self._timeout = groups.group_timeout(group).total_seconds()
         self._store = groups.group_store(group)
-        # Counted in the store: this is the n-th plan of the group for each of its ranks.
-        self._name = f"torchgraft/{self._store.add(f'torchgraft/plans/{self.rank}', 1)}"
-        self._turn = 0
+        self._name = ""
 
     def _fail(self, guilty: Iterable[int], why: str) -> CollectiveFailed:
         step = self._step
@@ -125,21 +132,39 @@ class _Talk:
 
     def refuse(self, error: Exception) -> None:
         """Tell the others that this rank will not run its plan."""
-        why = f"rank {self.rank} refused its plan: {first_line(error)}"
-        head = json.dumps({"refused": why})
-        self._store.set(f"{self._name}/head/{self.rank}", head)
+        self._open()
+        refusal = _refusal(self.rank, error)
+        self._store.set(f"{self._name}/head/{self.rank}", refusal)
         if self.rank == 0:
-            verdict = json.dumps({"missing": [], "refused": [0, why], "differ": None})
-            self._store.set(f"{self._name}/verdict", verdict)
+            self._store.set(f"{self._name}/verdict", refusal)
 
-    def agree(self, name: str, entries: list[fit.Entry]) -> None:
+    def _open(self) -> None:
+        """Begin a conversation. Counted in the store: the n-th of the group for each rank."""
+        self._name = f"torchgraft/{self._store.add(f'torchgraft/plans/{self.rank}', 1)}"
+
+    def agree(self, name: str, entries: list[fit.Entry], frame: Frame | None) -> None:
         """Return if every rank's collectives fit together, else raise on every rank."""
+        digest = fit.digest(entries)
+        known = f"torchgraft/frames/{frame[0]}/{digest}/{self.rank}" if frame else ""
+        if frame and frame[1] and self._store.check([known]):
+            self._name = self._store.get(known).decode()
+            return
+        self._open()
+        self._compare(name, entries, digest)
+        if frame:
+            self._store.set(known, self._name)
+
+    def _compare(self, name: str, entries: list[fit.Entry], digest: str) -> None:
+        head = {"hash": digest, **_whoami()}
         text = json.dumps([entry.data() for entry in entries])
-        head = {"hash": hashlib.sha256(text.encode()).hexdigest(), **_whoami()}
         self._store.set(f"{self._name}/steps/{self.rank}", text)
         self._store.set(f"{self._name}/head/{self.rank}", json.dumps(head))
         if self.rank == 0:
-            self._store.set(f"{self._name}/verdict", json.dumps(self._verdict(entries)))
+            try:
+                self._store.set(f"{self._name}/verdict", json.dumps(self._verdict(entries)))
+            except Exception as error:  # our own mistake must not leave the others waiting
+                self._store.set(f"{self._name}/verdict", _refusal(0, error))
+                raise
         missing = self._await([f"{self._name}/verdict"], self._timeout + _GRACE)
         if missing:
             raise self._fail([0], f"rank 0 did not compare plans within {self._timeout:.0f} s")
@@ -160,9 +185,9 @@ class _Talk:
         if missing := self._await(keys, self._timeout):
             return {**found, "missing": [keys.index(key) for key in missing]}
         heads = [self._read(key) for key in keys]
-        for rank, head in enumerate(heads):
+        for head in heads:
             if "refused" in head:
-                return {**found, "refused": [rank, head["refused"]]}
+                return {**found, "refused": head["refused"]}
         if len({head["hash"] for head in heads}) > 1 or fit.is_one_sided(entries):
             said = [self._read(f"{self._name}/steps/{rank}") for rank in range(self.size)]
             ranks = [[fit.Entry.of(one) for one in entries] for entries in said]
@@ -171,14 +196,14 @@ class _Talk:
 
     def exchange(self, number: int, step: Collective, args: Sequence[Any]) -> None:
         """Compare the actual sizes of a collective."""
-        self._turn += 1
+        turn = self._store.add(f"{self._name}/turns/{self.rank}", 1)
         entry = fit.Entry(
             number,
             step.kind,
             _actual(args),
             [literal(arg) for arg in args[:-1] if not _tensors(arg)],
         )
-        keys = [f"{self._name}/sizes/{self._turn}/{rank}" for rank in range(self.size)]
+        keys = [f"{self._name}/sizes/{turn}/{rank}" for rank in range(self.size)]
         self._store.set(keys[self.rank], json.dumps(entry.data()))
         if missing := self._await(keys, self._timeout):
             ranks = [keys.index(key) for key in missing]
@@ -188,8 +213,8 @@ class _Talk:
         if found is not None:
             fix = f"{said(step)} has sizes that are known when it runs, and they must fit."
             raise RanksDiffer(step.group, *found, fix)
-        if self._turn > 1:  # who is in this turn has read the one before
-            self._store.delete_key(f"{self._name}/sizes/{self._turn - 1}/{self.rank}")
+        if turn > 1:  # who is in this turn has read the one before
+            self._store.delete_key(f"{self._name}/sizes/{turn - 1}/{self.rank}")
 
     def roll_call(self, number: int) -> tuple[list[int], str]:
         """The ranks that are gone or silent after a failure, and that in words."""
@@ -214,6 +239,11 @@ class _Talk:
 
     def _read(self, key: str) -> Any:
         return json.loads(self._store.get(key))
+
+
+def _refusal(rank: int, error: Exception) -> str:
+    why = f"rank {rank} refused its plan: {first_line(error)}"
+    return json.dumps({"missing": [], "refused": [rank, why], "differ": None})
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+import torchgraft.comm.peer  # noqa: F401 (declares what a plan may launch)
 from torchgraft import _torch
 from torchgraft._torch import groups
-from torchgraft.comm.agree import Guard, said
+from torchgraft.comm.agree import Frame, Guard, said
 from torchgraft.comm.group import find
 from torchgraft.errors import GraftError, WrongGroup
 from torchgraft.plan import Collective, Plan, PlanStep
@@ -30,11 +31,11 @@ def told(plan: Plan) -> Iterator[None]:
 
 
 def bind(
-    plan: Plan, kernels: Mapping[str, Kernel]
+    plan: Plan, kernels: Mapping[str, Kernel], frame: Frame | None = None
 ) -> tuple[Plan, dict[str, Kernel], Callable[[_torch.Flat], _torch.Flat]]:
     """The plan with a kernel of its own for each collective, and what to put around the function
     that runs it: before the first collective, the ranks must agree."""
-    bound, steps, guard = dict(kernels), list[PlanStep](), Guard(plan)
+    bound, steps, guard = dict(kernels), list[PlanStep](), Guard(plan, frame)
     for number, step in enumerate(plan.steps):
         if isinstance(step, Collective):
             call = Call(kernels[step.kernel].fn, step, number, guard)
@@ -64,7 +65,7 @@ class Call:
         if self._group is None or not groups.is_group_alive(self._group):
             self._group = self._found(args)
         if step.nbytes is None:
-            self._guard.same_sizes(self._number, self._group, args)
+            self._guard.same_sizes(self._number, args)
         try:
             result = self._op(*args[:-1], groups.group_name(self._group), **kwargs)
             return _waited(result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,12 @@ class Entry:
 
     def __str__(self) -> str:
         return f"{self.kind}({', '.join([self.type, *self.args])})"
+
+
+def digest(entries: Sequence[Entry]) -> str:
+    """Equal for ranks that do the same together, at whatever steps of their plans."""
+    said = "\n".join(map(str, entries))
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def is_one_sided(entries: Sequence[Entry]) -> bool:
@@ -77,8 +84,8 @@ def _splits(ranks: Sequence[Sequence[Entry]]) -> list[Difference]:
     """What a rank takes from another must be what that one gives it."""
     found: list[Difference] = []
     for at, entry in enumerate(ranks[0]):
-        if entry.kind != "all_to_all_single":
-            continue
+        if entry.kind != "all_to_all_single" or any(len(es[at].args) < 2 for es in ranks):
+            continue  # sizes that are known when it runs are compared there
         takes, gives = ([ast.literal_eval(es[at].args[i]) for es in ranks] for i in (0, 1))
         for one, two in itertools.product(range(len(ranks)), repeat=2):
             if not takes[one] or not gives[two] or len(takes[one]) <= two:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,18 +75,11 @@ def _landed(flight: dict[int, int], place: int, stream: str, units: Sequence[Any
 
 
 def _made(nodes: Sequence[Node]) -> int:
-    values = [node.meta.get("val") for node in nodes[:1]]
-    found = 0
-    for value in values:
-        for one in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(one, Tensor):
-                sizes = [int(_torch.hint(size)) for size in one.shape]
-                found += one.element_size() * _product(sizes)
-    return found
-
-
-def _product(sizes: Sequence[int]) -> int:
-    count = 1
-    for size in sizes:
-        count *= size
-    return count
+    """The bytes of what a collective gives, with the sizes that it was traced with."""
+    value = nodes[0].meta.get("val")
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return sum(
+        part.element_size() * math.prod(int(_torch.hint(size)) for size in part.shape)
+        for part in parts
+        if isinstance(part, Tensor)
+    )

@@ -1,8 +1,8 @@
 """`torch.distributed.broadcast`, `send` and `recv` for torch.compile and export.
 
 torch turns its other collectives into functional ones while it traces; these it would leave to
-Python. Registered once, when torchgraft's backend is imported, with `torch.compiler`'s own way to
-say what a function means in a graph.
+Python. Importing this registers them, with `torch.compiler`'s own way to say what a function means
+in a graph; it imports Dynamo.
 """
 
 from __future__ import annotations
@@ -13,36 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchgraft._torch import groups
-
-
-@torch.library.custom_op("torchgraft::send", mutates_args=())
-def send(tensor: Tensor, peer: int, tag: int, group_name: str) -> Tensor:
-    """Give a tensor to a rank of the group, and wait until it is on its way."""
-    dist.send(tensor.contiguous(), group=groups.group_of(group_name), tag=tag, group_dst=peer)
-    return tensor.new_empty(0)
-
-
-@send.register_fake
-def _(tensor: Tensor, peer: int, tag: int, group_name: str) -> Tensor:
-    return tensor.new_empty(0)
-
-
-@torch.library.custom_op("torchgraft::recv", mutates_args=())
-def recv(like: Tensor, peer: int, tag: int, group_name: str) -> Tensor:
-    """A tensor like this one from a rank of the group."""
-    made = torch.empty_like(like, memory_format=torch.contiguous_format)
-    dist.recv(made, group=groups.group_of(group_name), tag=tag, group_src=peer)
-    return made
-
-
-@recv.register_fake
-def _(like: Tensor, peer: int, tag: int, group_name: str) -> Tensor:
-    return torch.empty_like(like, memory_format=torch.contiguous_format)
-
-
-for _op in (torch.ops.torchgraft.send, torch.ops.torchgraft.recv):
-    groups.keep_calls(_op)
+import torchgraft.comm.peer  # noqa: F401 (declares the operators)
 
 
 class Done:

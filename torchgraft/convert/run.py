@@ -81,7 +81,7 @@ def unheard(gm: GraphModule, config: Config) -> list[str]:
         for op, found in candidates(config).items()
         if op not in present
         for one in found
-        if one.ops == (op,) and op._can_decompose()
+        if one.ops == (op,) and _torch.is_composite(op)
     ]
 
 

@@ -151,6 +151,8 @@ def _interpreted(gm: GraphModule) -> GraphModule:
 
 def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
     def export(strict: bool) -> ExportedProgram:
+        if strict:
+            import torchgraft.comm.trace  # noqa: F401 (what broadcast, send and recv mean)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.export(

@@ -57,7 +57,7 @@ class Timeline:
         for start, end in itertools.pairwise(cuts):
             if any(w.start <= start and end <= w.end for w in works):
                 hidden += (end - start) * sum(t.start <= start and end <= t.end for t in talks)
-        return hidden / total
+        return min(hidden / total, 1.0)  # sums of rounded times
 
     @property
     def streams(self) -> list[str]:

@@ -28,7 +28,8 @@ def module() -> Any:
         raise BadValue("TORCHGRAFT_EXECUTOR", choice, f"one of {', '.join(CHOICES)}")
     if choice == "python":
         return None
-    root = driver.build("runtime") if choice == "native" else _built()
+    given = os.environ.get("TORCHGRAFT_NATIVE")
+    root = driver.build("runtime") if choice == "native" else _built(given)
     with _LOCK:
         found = _imported(root.lib) if root is not None else None
     if found is None and choice == "native":
@@ -37,9 +38,9 @@ def module() -> Any:
 
 
 @functools.cache
-def _built() -> driver.Root | None:
+def _built(given: str | None) -> driver.Root | None:
     """The root as this process first finds it; working out its name reads every source."""
-    return driver.built("runtime")
+    return driver.Root(Path(given)) if given else driver.built("runtime")
 
 
 @functools.cache

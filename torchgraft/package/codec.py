@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,6 +42,8 @@ def value(item: Any) -> Any:
             return {kind: str(item).removeprefix("torch.")}
     if item is None or isinstance(item, (bool, int, str)):
         return item
+    if isinstance(item, numbers.Integral):  # sympy's, in torch 2.11
+        return int(item)
     raise NotSavable(f"{item!r} ({type(item).__name__}) has no form in a file", "")
 
 

@@ -6,6 +6,7 @@ know already that the other launch is over; one event a launch, shared by all wh
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -182,3 +183,24 @@ class _Lives:
 
 def _number(buffer: Buffer) -> int:
     return buffer.index
+
+
+def in_turn(plan: Plan) -> Plan | None:
+    """The plan on the caller's stream alone, where no two of its launches may run at once: each
+    waits for the one before it, so that other streams would only cost their hand-over."""
+    clocks: dict[str, Clock] = {MAIN: {}}
+    events: dict[str, Clock] = {}
+    last: tuple[str, int] | None = None
+    for step in plan.steps:
+        clock = clocks.setdefault(step.stream, {})
+        if isinstance(step, Launch):
+            if last is not None and clock.get(last[0], 0) < last[1]:
+                return None
+            clock[step.stream] = tick = clock.get(step.stream, 0) + 1
+            last = (step.stream, tick)
+        elif isinstance(step, Record):
+            events[step.event] = dict(clock)
+        elif isinstance(step, Wait):
+            join(clock, events[step.event])
+    kept = [s for s in plan.steps if isinstance(s, (Launch, Free))]
+    return dataclasses.replace(plan, steps=tuple(dataclasses.replace(s, stream=MAIN) for s in kept))

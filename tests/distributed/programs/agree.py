@@ -70,6 +70,21 @@ def overlap_in_the_plan() -> None:
 
 
 @check
+def overlap_of_large_tensors() -> None:
+    """Nobody waits for a collective only to free the memory that it reads."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        total = reduce(x + 1)
+        return total[:8, :8] + (w @ w) @ w
+
+    args = (torch.ones(2048, 1024), torch.ones(8, 8))
+    compiled = graft.compile(fn, args, mode="eager")
+    text = str(compiled.plan)
+    assert text.rindex("aten.mm") < text.index("wait('main'"), text
+    torch.testing.assert_close(compiled(*args), fn(*args))
+
+
+@check
 def overlap_in_generated_code() -> None:
     model, x = Two(), torch.randn(4, 8)
     compiled = graft.compile(model, (x,))
@@ -197,6 +212,23 @@ def dynamic_sizes() -> None:
         torch.testing.assert_close(run(torch.ones(size)), torch.full((size,), 4.0))
     error = raised(lambda: run(torch.ones(4 + rank)), RanksDiffer)
     assert "f32[5]" in error.has
+
+
+@check
+def one_rank_compiles_again() -> None:
+    """A rank that meets another shape of its own is compiled again alone; nobody waits for it."""
+    rank = dist.get_rank()
+    programs: list[Program] = []
+    backend = graft.backend(graft.Config(mode="eager"), on_program=programs.append)
+
+    def fn(x: Tensor) -> Tensor:
+        return reduce(x.sum(0)) * 2
+
+    run = torch.compile(fn, backend=backend, dynamic=False)
+    for rows in ((4, 4), (4, 3), (2, 3)):
+        expected = torch.full((5,), 2.0 * sum(rows))
+        torch.testing.assert_close(run(torch.ones(rows[rank], 5)), expected)
+    assert len(programs) == 2
 
 
 def _mutated(plan: Plan, rng: random.Random) -> Plan:

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import torchgraft as graft
 
-WANTED = ("transformer_block", "in_place_collectives", "send_and_receive")
+WANTED = ("transformer_block", "send_and_receive")
 """What `compute` has checked on two ranks and is checked on four, too."""
 for name in set(CHECKS) - set(WANTED):
     del CHECKS[name]

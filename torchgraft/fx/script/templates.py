@@ -54,6 +54,10 @@ METADATA: dict[str, str] = {
 
 ALWAYS: dict[str, str] = {
     **METADATA,
+    # Without its switches for backends: torch 2.11 cannot trace it with symbolic sizes.
+    "aten::_convolution": (
+        "torch.ops.aten.convolution.default({0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8})"
+    ),
     "aten::Int": "to_int({0})",
     "aten::Int.Tensor": "to_int({0}.item())",
     "aten::IntImplicit": "to_int({0}.item())",
