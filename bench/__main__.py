@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -24,6 +26,7 @@ from bench import (
     rewrites,
     scale,
 )
+from bench import growth as sizes
 from bench.models import MODELS
 
 model_option = click.option(
@@ -145,6 +148,59 @@ def compile_time(models: tuple[str, ...], ways: str, rounds: int, path: str | No
     costs = [cost for name in names for cost in compiletime.best(name, chosen, rounds)]
     report.show_costs(costs)
     report.write(path, about, costs)
+
+
+@main.command("table")
+@click.argument("results", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
+@click.option("--into", type=click.Path(exists=True, dir_okay=False), help="Such as README.md.")
+@click.option("--kind", default="cpu", type=click.Choice(["cpu", "wall", "device"]))
+def table(results: tuple[str, ...], into: str | None, kind: str) -> None:
+    """The README's table from files that --json wrote."""
+    rows = [row for path in results for row in json.loads(Path(path).read_text())["rows"]]
+    made = report.markdown(rows, kind)
+    if into is None:
+        click.echo(made)
+    else:
+        report.put(Path(into), made)
+
+
+@main.command("growth")
+@click.option("--nodes", multiple=True, type=int, default=sizes.SIZES, show_default=True)
+@click.option("--streams", default="off", type=click.Choice(["off", "auto"]), show_default=True)
+@json_option
+def growth(nodes: tuple[int, ...], streams: str, path: str | None) -> None:
+    """Compile time and memory by the size of the graph; a process each."""
+    about = report.machine()
+    report.show_machine(about)
+    rows = [sizes.grow_apart(count, streams) for count in nodes]
+    report.show_growth(rows)
+    report.write(path, about, rows)
+
+
+@main.command("threads")
+@seconds_option
+@json_option
+def threads(seconds: float, path: str | None) -> None:
+    """Calls a second of one small program from 1, 4 and 16 threads."""
+    about = report.machine()
+    report.show_machine(about)
+    rows = [sizes.rate(count, seconds) for count in (1, 4, 16)]
+    for row in rows:
+        click.echo(f"{row.threads:>3} threads: {row.calls_per_s:,.0f} calls a second")
+    report.write(path, about, rows)
+
+
+@main.command("soak")
+@click.option("--calls", default=1_000_000, show_default=True)
+@json_option
+def soak(calls: int, path: str | None) -> None:
+    """Resident memory over many calls of one small program."""
+    about = report.machine()
+    report.show_machine(about)
+    rows = sizes.hold(calls)
+    for row in rows:
+        click.echo(f"{row.calls:>10,} calls: {row.mib:.1f} MiB, {row.objects} objects")
+    report.write(path, about, rows)
 
 
 @main.command("opdb")

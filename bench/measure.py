@@ -45,6 +45,7 @@ class Timing:
     note: str = ""
     error: float | None = None
     build_s: float | None = None
+    facts: dict[str, Any] = field(default_factory=dict)  # plan, memory and floor, of ours
     samples: list[Sample] = field(default_factory=list)
 
     def series(self, kind: str) -> list[float]:
@@ -193,7 +194,10 @@ def _work(link: Connection, model: str, peer: str, setup: Setup, scratch: Path) 
             # 1, 0, 1: a call must neither keep nor spoil anything for the next.
             off = max(error(run(tuples[seed]), reference[seed]) for seed in (1, 0, 1))
             calls = _calls(run, tuples[0], setup.device, setup.sample_ms)
-            link.send(("ready", off, build_s))
+            facts = {} if not hasattr(run, "facts") else run.facts()
+            if setup.device == "cuda":
+                facts["peak MiB"] = round(torch.cuda.max_memory_allocated() / 2**20)
+            link.send(("ready", off, build_s, facts))
             while link.recv():
                 link.send(_sample(run, tuples[0], setup.device, calls))
     except peers.Skip as reason:
@@ -250,12 +254,13 @@ class _Worker:
 
     def start(self) -> None:
         try:
-            status, detail, build_s = self._answer(self.setup.patience)
+            status, detail, build_s, *facts = self._answer(self.setup.patience)
         except (TimeoutError, RuntimeError) as failure:
             self.timing.note = str(failure)
             return
         if status == "ready":
             self.timing.status, self.timing.error, self.timing.build_s = "ok", detail, build_s
+            self.timing.facts = facts[0]
         else:
             self.timing.status, self.timing.note = status, detail
 

@@ -100,6 +100,20 @@ class Experts(nn.Module):
         return (mixed * weights.unsqueeze(1)).sum(-1)
 
 
+class Towers(nn.Module):
+    """Eight towers of four layers over one input."""
+
+    def __init__(self, towers: int = 8, layers: int = 4, width: int = 256) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(
+            nn.Sequential(*(m for _ in range(layers) for m in (nn.Linear(width, width), nn.ReLU())))
+            for _ in range(towers)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([tower(x) for tower in self.towers], 1).sum(1)
+
+
 class Dlrm(nn.Module):
     """Dense features and 26 embedding tables, pairwise dot products, a top MLP."""
 
@@ -337,6 +351,8 @@ MODELS: dict[str, Callable[[], Case]] = {
     "mlp": _case(_mlp, _noise((1, 64))),
     "tiny_cnn": _case(_tiny_cnn, _noise((1, 3, 32, 32))),
     "moe": _case(Experts, _noise((8, 256))),
+    "moe_64": _case(Experts, _noise((64, 256))),
+    "towers": _case(Towers, _noise((64, 256))),
     "dlrm": _case(Dlrm, _dlrm_inputs),
     # Rounding may go the other way where x·s+o is next to a half: a few elements in 2^20.
     "quantise": _case(Quantise, _noise((1024, 1024)), 1e-4),

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.compiletime import BASE, Cost
+from bench.growth import Growth
 from bench.measure import Timing
 from bench.opdb import Result
 from bench.plan import Cost as Planned
@@ -95,10 +96,68 @@ def show_timings(model: str, timings: Sequence[Timing], device: str) -> None:
             faster,
             "-" if t.error is None else f"{t.error:.0e}",
             _number(t.build_s),
-            t.note if t.status == "ok" else f"{t.status}: {t.note}",
+            _said(t),
             style=style,
         )
     console.print(table)
+
+
+def _said(t: Timing) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in t.facts.items())
+    return ", ".join(filter(None, (facts, t.note))) if t.status == "ok" else f"{t.status}: {t.note}"
+
+
+def show_growth(rows: Iterable[Growth]) -> None:
+    table = Table(box=None)
+    for column in ("nodes", "torch.export s", "ours s", "ours µs a node", "peak MiB"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        numbers = (row.export_s, row.ours_s, row.per_node_us, row.peak_mib)
+        table.add_row(str(row.nodes), *(_number(value) for value in numbers))
+    console.print(table)
+
+
+_TABLE = {
+    "graft": "torchgraft",
+    "eager": "eager",
+    "aoti-boxed": "AOTInductor",
+    "ort": "ONNX Runtime",
+    "openvino": "OpenVINO",
+}
+"""The columns of the README's table, after the baseline's time."""
+
+
+def markdown(rows: Sequence[dict[str, Any]], kind: str = "cpu") -> str:
+    """Results (rows of `--json` files) as the README's table: times faster than the baseline."""
+    by_model: dict[str, dict[str, float]] = {}
+    for row in rows:
+        low = row["summary"][kind]["p20"] if row["status"] == "ok" else None
+        if low:
+            by_model.setdefault(row["model"], {})[row["peer"]] = low
+    lines = [f"| model | torch.compile | {' | '.join(_TABLE.values())} |", "|---" * 7 + "|"]
+    for model, times in by_model.items():
+        if BASELINE not in times:
+            continue
+        base = times[BASELINE]
+        shown = f"{base:.0f} µs" if base < 1e4 else f"{base / 1e3:.1f} ms"
+        cells = [f"{base / times[peer]:.2f}" if peer in times else "-" for peer in _TABLE]
+        cells[0] = f"**{cells[0]}**"
+        lines.append(f"| {model} | {shown} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+MARKS = "<!-- speed -->", "<!-- /speed -->"
+"""Where the README's table stands."""
+
+
+def put(path: Path, table: str) -> None:
+    """Write the table between the marks of a file."""
+    text = path.read_text("utf-8")
+    before, mark, rest = text.partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not mark or not end:
+        raise ValueError(f"{path} has no {MARKS[0]} and {MARKS[1]} to write between")
+    path.write_text(f"{before}{mark}\n{table}\n{end}{after}", "utf-8")
 
 
 def show_costs(costs: Iterable[Cost]) -> None:

@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import torchgraft as graft
 from torchgraft.comm.call import bind
-from torchgraft.inspect.cost import Cost, Machine
+from torchgraft.fx.cost import Cost, Machine
 from torchgraft.plan import MAIN, Buffer, Collective, Launch, Plan, Record, Wait
 from torchgraft.program import execute
 from torchgraft.simulate import Cluster, Link, Simulation, simulate

@@ -141,7 +141,11 @@ class Compiled:
         """Compile a graph that was captured."""
         count = len(gm.graph.find_nodes(op="placeholder"))
         static = frozenset(range(count - len(source.states), count))
-        program = build(gm, self.config, Role(self.front_end, static=static), self.name, linker)
+        config = self.config.replace(**source.choice)
+        role = Role(self.front_end, static=static, checked=True)
+        program = build(gm, config, role, self.name, linker)
+        if linker is Linker:
+            source.gm, source.choice = program.gm, {**source.choice, **program.choice}
         if source.weights:
             program.report.notes.append(
                 f"{len(source.weights)} weights are frozen: later changes to the module are not "
@@ -272,7 +276,6 @@ class Compiled:
         for gm, source in self.fresh({name: t.detach() for name, t in state_dict.items()}):
             gm.meta["borrowed"] = meta.addresses(state_dict[name] for name in source.weights)
             programs.append(self.build(gm, source))
-            source.gm = gm  # the old weights go
             for name, weight in source.weights.items():
                 origin = Origin(state_dict[name])
                 source.weights[name] = dataclasses.replace(weight, origin=origin)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchgraft.passes.registry import Registry
 
 DUMP_FORMATS = ("txt", "py", "json", "dot", "svg", "pbtxt", "onnx")
+STREAMS = ("auto", "off")
 VERIFY = ("off", "each", "end", "pin")
 MODES = ("eager", "default", "reduce-overhead", "max-autotune")
 PRECISIONS = {
@@ -45,7 +46,8 @@ class Config:
 
     mode: str = "default"
     """`eager`: node by node on ATen. `default`: regions by Inductor. `reduce-overhead`: the same,
-    in one captured CUDA graph on CUDA. `max-autotune`: Inductor measures its choices, too."""
+    in one captured CUDA graph on CUDA. `max-autotune`: ways to compile it are timed, and the
+    fastest is kept."""
     freeze: bool = True
     """`graft.compile` only: copy the weights into the program and fold what depends on them alone.
     False keeps reading the module's own tensors, so that in-place changes are seen."""
@@ -83,6 +85,13 @@ class Config:
     )
     """Functions that take the place of operators while a program is traced, over torch's own."""
 
+    streams: str | None = None
+    """`auto`: independent branches go to streams of their own where a cost model says that it pays
+    (docs/streams.md). `off`: only the streams that the program names. None: `auto` in the modes
+    `reduce-overhead` and `max-autotune`, `off` in the others."""
+    autotune_seconds: float = 60.0
+    """`max-autotune` only: how long a compile may take with its measuring. What has not been tried
+    by then stays as predicted, and the report says so."""
     stream_memory: float = 1.1
     """How much more memory a plan over several streams may keep alive than the same plan on one:
     beyond it, streams wait for each other. `float("inf")`: never wait for memory."""
@@ -140,8 +149,13 @@ class Config:
         object.__setattr__(self, "decompositions", MappingProxyType(dict(self.decompositions)))
         if self.verify not in VERIFY:
             raise UnknownName("check", self.verify, VERIFY, where="Config.verify")
+        if self.streams is not None and self.streams not in STREAMS:
+            raise UnknownName("choice", self.streams, STREAMS, where="Config.streams")
         if self.adversary is not None and type(self.adversary) is not int:
             raise BadValue("Config.adversary", self.adversary, "a whole number or None")
+        budget = self.autotune_seconds
+        if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget >= 0:
+            raise BadValue("Config.autotune_seconds", budget, "a number of seconds")
         more = self.stream_memory
         if isinstance(more, bool) or not isinstance(more, (int, float)) or not more >= 1:
             raise BadValue("Config.stream_memory", more, "a number from 1 on")

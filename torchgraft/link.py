@@ -45,6 +45,7 @@ class Role:
     is_inference: bool = True
     is_backward: bool = False
     static: frozenset[int] = frozenset()  # inputs that keep their address between calls
+    checked: bool = False  # whoever calls it has compared its inputs with what was declared
 
 
 Assemble = Callable[[GraphModule, Config, Role, Report], Any]
@@ -183,8 +184,8 @@ class Linker:
                 node.meta["val"] = meta.compute(gm, node)
         dialect.canonicalise(gm)
         report = Report(target, self.role.front_end, self.config.mode, self.report.device)
-        role = dataclasses.replace(self.role, static=frozenset())
-        program = self._assemble(gm, self.config, role, report)
+        role = dataclasses.replace(self.role, static=frozenset(), checked=False)
+        program = self._assemble(gm, self.config.replace(streams="off"), role, report)
         for node in report.nodes:
             name, region = f"{target}/{node.node}", f"{target}/{node.region}"
             self.report.nodes.append(dataclasses.replace(node, node=name, region=region))
@@ -270,15 +271,18 @@ class Linker:
         if (own := self._number(node)) != base:
             self.shared.append((own, base))
 
-    def generate(self, inner: GraphModule, inputs: Sequence[Node]) -> _torch.Flat:
+    def generate(
+        self, inner: GraphModule, inputs: Sequence[Node], config: Config | None = None
+    ) -> _torch.Flat:
         """Code for a region that was extracted."""
         return inductor.generate(
             inner,
             [n.meta["val"] for n in inputs],
-            self.config,
+            config or self.config,
             is_inference=self.role.is_inference,
             is_backward=self.role.is_backward,
             own=self._own,
+            checked=self.role.checked and all(node.op == "placeholder" for node in inputs),
         )
 
     def _calls(self, unit: Unit, place: Place) -> None:

@@ -52,6 +52,14 @@ class Program:
     history: History = dataclasses.field(default_factory=History)
     profile: Profile | None = None
     """The last `compiled.profile(...)`: what a page shows as measured."""
+    choice: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of the config that `max-autotune` found to be better otherwise."""
+
+    def relink(self) -> None:
+        """Run the plan with the linker's kernels as they are now."""
+        linker = self.linker
+        kernels, constants = linker.kernels, linker.constants
+        self.run = link(self.plan, kernels, constants, self.report.device, linker.config.adversary)
 
 
 def build(
@@ -64,8 +72,15 @@ def build(
 
 def _build(gm: GraphModule, config: Config, role: Role, name: str, linker: type[Linker]) -> Program:
     report = Report(name, role.front_end, config.mode, _device(gm))
-    program = _assemble(gm, config, role, report, linker)
-    program.run = captured(program, config, role.static, written(gm), report)
+    assemble = functools.partial(_assemble, linker=linker)
+    if config.mode == "max-autotune" and role.is_inference and linker is Linker:
+        from torchgraft.tune import Tuner
+
+        program = Tuner(config, role, assemble).run(gm, report)
+        report = program.report
+    else:
+        program = assemble(gm, config, role, report)
+    program.run = captured(program, config, role.static, written(program.gm), report)
     _say(report, config)
     remember(report, program)
     if config.report is not None:

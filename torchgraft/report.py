@@ -81,6 +81,17 @@ class Conversion:
     line: str | None
 
 
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One way that `max-autotune` timed: the median, and the spread of its timings over it."""
+
+    what: str  # "the program", or a region
+    name: str
+    seconds: float
+    spread: float
+    kept: bool
+
+
 @dataclasses.dataclass
 class Report:
     """What happened to one graph. `str(report)` is the text for people."""
@@ -94,6 +105,7 @@ class Report:
     conversions: list[Conversion] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    trials: list[Trial] = dataclasses.field(default_factory=list)
     program: Callable[[], Program | None] = dataclasses.field(
         default=lambda: None, repr=False, compare=False
     )

@@ -246,3 +246,39 @@ def test_an_exception_leaves_no_stream_hanging() -> None:
     with pytest.raises(ValueError, match="on the side"):
         compiled(x)
     torch.cuda.synchronize()
+
+
+class Towers(nn.Module):
+    """Towers of different widths: nothing to merge, so streams are what there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, w), nn.ReLU(), nn.Linear(w, w), nn.ReLU(), nn.Linear(w, 8))
+            for w in (64, 96, 128, 160)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([tower(x) for tower in self.towers], 1)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_branches_go_to_streams_by_themselves(mode: str) -> None:
+    model, x = Towers().cuda(), torch.randn(16, 64, device="cuda")
+    compiled = graft.compile(model, (x,), mode=mode)
+    assert (len(compiled.plan.streams) > 1) is (mode == "reduce-overhead")
+    assert not any("not captured" in note for note in compiled.report.notes)
+    with torch.no_grad():
+        for _ in range(20):
+            x = torch.randn_like(x)
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-3)
+
+
+def test_autotune_times_streams_and_keeps_one_way() -> None:
+    model, x = Towers().cuda(), torch.randn(16, 64, device="cuda")
+    compiled = graft.compile(model, (x,), mode="max-autotune", autotune_seconds=120)
+    tried = {t.name: t.kept for t in compiled.report.trials if t.what == "the program"}
+    assert "one stream" in tried
+    assert sum(tried.values()) == 1
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-3)

@@ -377,6 +377,19 @@ def is_op(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload)
 
 
+def is_fallback(target: Any) -> bool:
+    """Whether Inductor calls ATen's kernel for an operator and writes none (2.11 to 2.13).
+
+    Not whether it ever did so in this process, which is what its set of fallbacks says.
+    """
+    from torch._inductor import lowering
+
+    lowered = lowering.lowerings.get(target)
+    if lowered is None:
+        return target not in inductor_decompositions()
+    return getattr(lowered, "_is_fallback_handler", False)
+
+
 def is_composite(target: Any) -> bool:
     """Whether an operator is made of others before autograd sees it (`linear`, `matmul`, …)."""
     try:

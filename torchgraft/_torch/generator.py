@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import pathlib
+import platform
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,6 +46,7 @@ def compile_graph(
     is_inference: bool,
     is_backward: bool,
     own: Callable[[Any], Any] = lambda constant: constant,
+    onednn: bool = False,
 ) -> Flat:
     """Generate code for a graph decomposed as Inductor wants it; `gm` is changed.
 
@@ -64,7 +67,7 @@ def compile_graph(
             gm = _joint_passes(gm, inputs)
         extra: dict[str, Any] = {}
         if frozen:
-            gm, extra = _freeze(gm, inputs)
+            gm, extra = _freeze(gm, inputs, onednn)
             for node in gm.graph.find_nodes(op="get_attr"):
                 setattr(gm, node.target, own(getattr(gm, node.target)))
         output = next(iter(reversed(gm.graph.nodes)))
@@ -110,20 +113,36 @@ def _joint_passes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
         return run(gm)
 
 
-def _freeze(gm: GraphModule, inputs: Sequence[Any]) -> tuple[GraphModule, dict[str, Any]]:
-    """Inductor's freezing: packed and folded weights, channels-last convolutions where they pay."""
+def _freeze(
+    gm: GraphModule, inputs: Sequence[Any], onednn: bool
+) -> tuple[GraphModule, dict[str, Any]]:
+    """Inductor's freezing: packed and folded weights, channels-last convolutions where they pay.
+
+    Linears are packed by MKL, or by oneDNN, as torch itself does only ahead of time.
+    """
     from torch._guards import tracing
     from torch._inductor import freezing
     from torch._inductor.compile_fx import fake_tensor_prop
     from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
 
     layout = GraphLowering.decide_layout_opt(gm, is_inference=True)
-    with tracing(None):
+    with tracing(None), V.set_aot_compilation(onednn):
         if layout:
             fake_tensor_prop(gm, inputs, True)
             freezing.convert_conv_weights_to_channels_last(gm)
         gm, _ = freezing.freeze(gm, gm, list(inputs))
     return gm, {"layout_opt": layout}
+
+
+@functools.cache
+def is_intel() -> bool:
+    """Whether the processor is one that MKL is written for."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return "GenuineIntel" in file.read()
+    except OSError:
+        return "GenuineIntel" in platform.processor()
 
 
 def _device(gm: GraphModule, inputs: Sequence[Any]) -> torch.device:
@@ -160,6 +179,7 @@ def aot_compile(
     options: Mapping[str, Any],
     path: str,
     folded: Callable[[GraphModule, Node, Tensor], None],
+    onednn: bool = False,
 ) -> dict[str, Tensor]:
     """`compile_graph` for inference into a shared library at `path`, which holds no constants.
 
@@ -194,8 +214,7 @@ def aot_compile(
         if frozen:
             # For a library, torch leaves MKL out: a weight that MKL packed cannot be moved, and so
             # not be saved. Here each is packed where the library is loaded.
-            with V.set_aot_compilation(False):
-                gm, extra = _freeze(gm, inputs)
+            gm, extra = _freeze(gm, inputs, onednn)
         output = next(iter(reversed(gm.graph.nodes)))
         output.meta["user_visible_output_idxs"] = [
             i for i, value in enumerate(output.args[0]) if isinstance(value, Node)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from torchgraft.codegen import inductor, regions
+from torchgraft.codegen import inductor, regions, spread
 from torchgraft.codegen.regions import ATEN, GENERATED, KERNEL, Place
 from torchgraft.comm.ops import is_collective, is_wait
 from torchgraft.config import Config
@@ -42,6 +42,12 @@ def decide(
             places[node] = known.get(node) or _place(node, config, forced, machine)
     report.notes += forced.unused()
     _link(calls, places)
+    if spread.wanted(config, report.device) and not any("piece" in node.meta for node in calls):
+        found = spread.spread(
+            gm, lambda node: places[node].runs == GENERATED, spread.machine_for(report.device)
+        )
+        if isinstance(found, spread.Spread) or config.streams == "auto":
+            report.notes.append(f"streams: {found}")
     while True:
         units = regions.cut(gm, places.__getitem__)
         if not _too_small(units, places, config.min_block_size):

@@ -7,13 +7,16 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft._torch import generator
 from torchgraft.config import Config
+from torchgraft.fx.cost import flops_of, has_formula
 from torchgraft.fx.decompose import decompose
+from torchgraft.fx.dialect import is_view
 
 log = logging.getLogger("torchgraft")
 
@@ -26,13 +29,26 @@ def generate(
     is_inference: bool,
     is_backward: bool,
     own: Callable[[Any], Any],
+    checked: bool = False,
 ) -> _torch.Flat:
     """Code for one region. `gm` is the generator's to change; constants it keeps go through
-    `own`, which copies those that belong to the caller."""
+    `own`, which copies those that belong to the caller. Where the caller has `checked` sizes and
+    strides of all inputs, the code need not do so again."""
     options = options_for(inputs, config)
+    if config.mode != "max-autotune" and _by_generator(_products(gm)):
+        options = _MICRO | options
+    if checked and all(map(_lays_out, gm.graph.nodes)):
+        options = _UNASKED | options
+    onednn = by_onednn(gm)
     gm = decompose(gm, inputs, _torch.inductor_decompositions())
     return generator.compile_graph(
-        gm, inputs, options=options, is_inference=is_inference, is_backward=is_backward, own=own
+        gm,
+        inputs,
+        options=options,
+        is_inference=is_inference,
+        is_backward=is_backward,
+        own=own,
+        onednn=onednn,
     )
 
 
@@ -43,6 +59,66 @@ def options_for(inputs: Sequence[Any], config: Config) -> dict[str, Any]:
     if any(_torch.symbol_range(mode, symbol)[0] < 2 for symbol in symbols):
         options["layout_optimization"] = False  # guessing channels-last assumes that sizes exceed 1
     return options | dict(config.inductor)
+
+
+_UNASKED = {"size_asserts": False, "alignment_asserts": False}
+_LAID_OUT = {torch.ops.aten.bmm.default, torch.ops.aten.addmm.default, torch.ops.aten.mm.default}
+
+
+def _lays_out(node: Node) -> bool:
+    """Whether generated code itself decides on the memory of a call's result on CPU: a kernel of
+    somebody else's may give other strides than were foretold."""
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and value.device.type != "cpu":
+        return False
+    if node.op != "call_function" or node.target in _LAID_OUT:
+        return True
+    return not has_formula(node.target) and not _torch.is_fallback(node.target)
+
+
+FEW_ROWS, FEW_FLOPS = 6, 2e5
+"""Up to so many rows, or operations, the generator's own product with constant weights beats those
+of libraries, by 2 as measured (docs/performance.md); from 8 rows on it is slower."""
+CACHED = 16e6
+"""Weights (elements of a region's products) that a cache may hold: with more, as in GPT-2, it is
+memory that decides, and MKL's packed weights were faster."""
+MANY_FLOPS = 8e6
+"""From so many operations a product on, oneDNN beats MKL on a processor that is not Intel's; below,
+a call of it costs 15 us more."""
+_MICRO = {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}  # the only choice: no timing
+_PRODUCTS = {torch.ops.aten.addmm.default: 1, torch.ops.aten.mm.default: 0}  # where the rows are
+
+
+def _products(gm: GraphModule) -> list[tuple[int, int]]:
+    """Rows and operations of each product with constant weights on CPU."""
+    found = []
+    for node in gm.graph.nodes:
+        if node.target in _PRODUCTS:
+            data, weight = node.args[_PRODUCTS[node.target] :][:2]
+            rows = data.meta["val"]
+            if rows.device.type == "cpu" and isinstance(rows.shape[0], int) and _is_held(weight):
+                found.append((rows.shape[0], flops_of(node)))
+    return found
+
+
+def _is_held(node: Node) -> bool:
+    while node.op == "call_function" and is_view(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node.op == "get_attr"
+
+
+def _by_generator(products: Sequence[tuple[int, int]]) -> bool:
+    """Whether most of the work in a region's products is faster in generated code."""
+    small = sum(f for rows, f in products if rows <= FEW_ROWS or f <= FEW_FLOPS)
+    weights = sum(f / max(1, 2 * rows) for rows, f in products)
+    return 2 * small > sum(f for _, f in products) and weights <= CACHED
+
+
+def by_onednn(gm: GraphModule) -> bool:
+    """Whether oneDNN, and not MKL, is to compute a region's products."""
+    products = _products(gm)
+    work = sum(f for _, f in products)
+    return not generator.is_intel() and work >= MANY_FLOPS * max(1, len(products))
 
 
 _MODES = {"max-autotune": "max-autotune-no-cudagraphs"}

@@ -159,7 +159,8 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
 
     A node's level counts the changes of side on the way to it, and the orders (`meta["after"]`);
     nodes of one level and one side make one region, if it is the generated one. So an opaque call
-    or another stream splits only what really lies before it from what really lies after it.
+    or another stream splits only what really lies before it from what really lies after it. Where
+    the graph was placed piece by piece (`codegen/spread.py`), each piece starts on a new level.
     """
     places: dict[Node, Place] = {}
     levels: dict[Node, int] = {}
@@ -167,6 +168,7 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
     written: list[Node] = []
     floor: tuple[int, Side | None] = (0, None)  # the last barrier
     top, drawn = 0, 0
+    piece, base = None, 0
     for node in gm.graph.nodes:
         if node.op != "call_function":
             continue
@@ -175,7 +177,9 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
             written.append(node)
             continue
         side = sides[node] = (here.runs == GENERATED, stream_of(node))
-        level = floor[0] + (floor[1] is not None and side != floor[1])
+        if node.meta.get("piece") != piece:
+            piece, base = node.meta.get("piece"), top + 1
+        level = max(base, floor[0] + (floor[1] is not None and side != floor[1]))
         for used in node.all_input_nodes:
             if used in levels:
                 level = max(level, levels[used] + (side != sides[used]))
@@ -196,7 +200,7 @@ def _is_barrier(node: Node) -> bool:
     """Whether the order of a call against all others must be kept."""
     if is_random(node) or node.target is aten.copy_.default:
         return False
-    return node.is_impure() and not is_collective(node)
+    return node.is_impure(impure_random=False) and not is_collective(node)
 
 
 def _place_writes(written: list[Node], places: dict[Node, Place], levels: dict[Node, int]) -> None:

@@ -50,6 +50,7 @@ class Capture:
     weights: dict[str, Weight]  # the frozen ones, by name in the state dict
     constants: dict[str, Any]  # what else the graph's get_attr nodes name
     saved: frozenset[str]  # every name in the state dict (non-persistent buffers have none)
+    choice: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of max-autotune
 
 
 @dataclasses.dataclass(frozen=True)

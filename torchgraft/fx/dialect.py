@@ -215,8 +215,15 @@ def _drop_unused(gm: GraphModule) -> None:
 
 
 def is_random(node: Node) -> bool:
-    """Whether a call draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    """Whether a call draws random numbers; attention without dropout does not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    schema = node.target._schema  # type: ignore[union-attr]
+    for number, argument in enumerate(schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.kwargs.get(argument.name, argument.default_value)
+            return bool(node.args[number] if number < len(node.args) else given)
+    return True
 
 
 def is_pure(node: Node) -> bool:
@@ -225,7 +232,7 @@ def is_pure(node: Node) -> bool:
         return False
     if node.target is operator.getitem or not hasattr(node.target, "_schema"):
         return not _torch.is_higher_order(node.target)
-    return not node.target._schema.is_mutable and not node.is_impure()
+    return not node.target._schema.is_mutable and not node.is_impure(impure_random=False)
 
 
 def is_view(node: Node) -> bool:

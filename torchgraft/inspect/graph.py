@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from torchgraft import _torch
 from torchgraft.fx import meta
 from torchgraft.fx.edit import target_name
 from torchgraft.fx.mark import modules_of
@@ -67,18 +66,6 @@ def shape_of(value: Any) -> list[int | str] | None:
     if not isinstance(value, Tensor):
         return None
     return [size if isinstance(size, int) else str(size) for size in value.shape]
-
-
-def bytes_of(value: Any) -> int:
-    """How much memory a value takes; symbolic sizes count as in the example they came from."""
-    if isinstance(value, (tuple, list)):
-        return sum(map(bytes_of, value))
-    if not isinstance(value, Tensor):
-        return 0
-    count = value.element_size()
-    for size in value.shape:
-        count *= int(_torch.hint(size))
-    return count
 
 
 def attributes(node: Node) -> Mapping[str, Any]:

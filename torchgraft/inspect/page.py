@@ -21,7 +21,8 @@ from torch.fx import GraphModule
 
 from torchgraft.errors import NoProgram
 from torchgraft.fx import edit, meta
-from torchgraft.inspect.cost import NOMINAL, costs
+from torchgraft.fx.cost import NOMINAL
+from torchgraft.inspect.cost import costs
 from torchgraft.inspect.graph import Row, row
 from torchgraft.inspect.profile import Profile, buffer_sizes
 from torchgraft.inspect.timeline import Timeline, predict
@@ -94,6 +95,7 @@ def data(report: Report) -> dict[str, Any]:
         **steps,
         "placed": [dataclasses.asdict(node) for node in report.nodes],
         "streams": _streams(program),
+        "trials": [dataclasses.asdict(one) for one in report.trials],
         "branches": _branches(program),
         "conversions": [dataclasses.asdict(one) for one in report.conversions],
         "plan": _plan(program, program.profile),

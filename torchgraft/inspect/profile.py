@@ -14,10 +14,10 @@ import torch
 
 from torchgraft import progress
 from torchgraft.comm.call import bind
+from torchgraft.fx.cost import Cost, Machine, bytes_of, main_dtype, measure
 from torchgraft.fx.dialect import is_view
 from torchgraft.inspect import trace
-from torchgraft.inspect.cost import Cost, Machine, costs, main_dtype, measure
-from torchgraft.inspect.graph import bytes_of
+from torchgraft.inspect.cost import costs
 from torchgraft.inspect.timeline import Timeline, measured
 from torchgraft.plan import Buffer, Launch, PlanStep
 from torchgraft.program import Program, execute

@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from torchgraft import _torch
 from torchgraft._torch import generator
 from torchgraft.codegen import inductor
+from torchgraft.config import Config
 from torchgraft.errors import NotSavable
 from torchgraft.fx.decompose import decompose
 from torchgraft.link import Linker
@@ -80,16 +81,23 @@ def _carried(gm: GraphModule, values: Sequence[Any]) -> list[Any]:
 class LibraryLinker(Linker):
     """Compiles every region to a library in `gm.meta["folder"]`."""
 
-    def generate(self, inner: GraphModule, inputs: Sequence[Node]) -> _torch.Flat:
+    def generate(
+        self, inner: GraphModule, inputs: Sequence[Node], config: Config | None = None
+    ) -> _torch.Flat:
         values = [node.meta["val"] for node in inputs]
         made = [node.meta["val"] for node in inner.graph.output_node().args[0]]  # type: ignore[union-attr]
         path = os.path.join(self.gm.meta["folder"], f"region{next(_NUMBERS)}", "region.so")
         prepare = self.gm.meta["prepare"]
         carried = _carried(inner, values)
         gm = decompose(inner, carried, _torch.inductor_decompositions())
-        options = inductor.options_for(carried, self.config)
+        options = inductor.options_for(carried, config or self.config)
         constants = generator.aot_compile(
-            gm, carried, options=options, path=path, folded=prepare.folded
+            gm,
+            carried,
+            options=options,
+            path=path,
+            folded=prepare.folded,
+            onednn=inductor.by_onednn(gm),
         )
         kinds = [v.device for v in (*values, *made) if isinstance(v, Tensor)]
         device = next((d for d in kinds if d.type != "cpu"), torch.device("cpu"))

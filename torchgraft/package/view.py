@@ -13,7 +13,7 @@ from torchgraft import _torch
 from torchgraft.errors import BadPackage
 from torchgraft.package import codec
 from torchgraft.package.codec import field
-from torchgraft.report import Conversion, Placed, Report, Step
+from torchgraft.report import Conversion, Placed, Report, Step, Trial
 
 T = TypeVar("T")
 
@@ -26,6 +26,7 @@ def report(data: Any, index: int, name: str, front_end: str, mode: str) -> Repor
     found.nodes = [_revive(Placed, one) for one in entry.get("nodes", [])]
     found.conversions = [_revive(Conversion, one) for one in entry.get("conversions", [])]
     found.notes = [str(note) for note in entry.get("notes", [])]
+    found.trials = [_revive(Trial, one) for one in entry.get("trials", [])]
     found.seconds = {str(k): float(v) for k, v in entry.get("seconds", {}).items()}
     return found
 

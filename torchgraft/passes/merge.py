@@ -65,8 +65,8 @@ def _find(gm: GraphModule) -> list[Nodes]:
     member: dict[Node, tuple[Nodes, int]] = {}
     for nodes in seeds.values():
         for pack in _groups(nodes, member):
+            grown = len(packs)
             _add(pack, packs, member)
-            grown = 0
             while grown < len(packs):  # what reads a pack may be one
                 if len(packs[grown]) == len(pack):
                     for more in list(_readers(packs[grown], member)):
