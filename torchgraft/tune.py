@@ -72,7 +72,7 @@ class Tuner:
     def run(self, gm: GraphModule, report: Report) -> Program:
         """The fastest program for a graph, which is changed."""
         self.began = clock()
-        with progress.shown("autotune"):
+        with progress.shown("autotune", ticks=False):
             return self._run(gm, report)
 
     def _run(self, gm: GraphModule, report: Report) -> Program:
