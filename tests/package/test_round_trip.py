@@ -159,7 +159,8 @@ def test_a_written_input_and_a_written_buffer(tmp_path: Path) -> None:
             x.mul_(2)
             return x + self.count
 
-    loaded = saved(graft.compile(Counter(), (torch.ones(2),), mode="eager"), tmp_path)
+    model = Counter()
+    loaded = saved(graft.compile(model, (torch.ones(2),), mode="eager"), tmp_path)
     x = torch.ones(2)
     assert loaded(x).tolist() == [3, 3]
     assert x.tolist() == [2, 2]
