@@ -25,6 +25,7 @@ from torchgraft.config import Config
 from torchgraft.convert.run import convert, unheard
 from torchgraft.errors import NotCompiled, ResultChanged, UnorderedUse
 from torchgraft.fx import label, meta, race, returned
+from torchgraft.fx.dialect import is_random
 from torchgraft.link import Linker, Role
 from torchgraft.passes import pipeline
 from torchgraft.passes.history import Change, History
@@ -80,7 +81,16 @@ def _build(gm: GraphModule, config: Config, role: Role, name: str, linker: type[
         report = program.report
     else:
         program = assemble(gm, config, role, report)
-    program.run = captured(program, config, role.static, written(program.gm), report)
+    inputs = meta.inputs_of(program.gm)
+    program.run = captured(
+        program,
+        config,
+        static=role.static,
+        written=written(program.gm),
+        fixed=role.checked
+        and all(isinstance(x, Tensor) and not _torch.symbols_of(x) for x in inputs),
+        why=_uncapturable(program.gm),
+    )
     _say(report, config)
     remember(report, program)
     if config.report is not None:
@@ -112,21 +122,37 @@ def _culprit(node: Placed) -> str:
 def captured(
     program: Program,
     config: Config,
+    *,
     static: frozenset[int],
     written: frozenset[int],
-    report: Report,
+    fixed: bool,
+    why: str | None = None,
 ) -> _torch.Flat:
-    """The program as one CUDA graph, where its mode asks for that."""
+    """The program as one CUDA graph, where its mode asks for that and no `why` is against it."""
+    report = program.report
     if config.mode not in ("reduce-overhead", "max-autotune") or report.device != "cuda":
         return program.run
     return cuda.Captured(
         program.run,
+        report=report,
         static=static,
         written=written,
-        report=report,
         alias_outputs=config.alias_outputs,
-        collectives=refusal(program.plan),
+        fixed=fixed,
+        refusal=lambda: why or refusal(program.plan),
+        collective=bool(program.plan.collectives),
     )
+
+
+def _uncapturable(gm: GraphModule) -> str | None:
+    """What in a graph a CUDA graph cannot hold: the host would have to look, or to draw."""
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "call_function" and _torch.has_unbacked(value):
+            return f"the size of {node.name} depends on data"
+        if is_random(node) and isinstance(value, Tensor) and value.device.type == "cpu":
+            return f"{node.name} draws random numbers on the CPU"
+    return None
 
 
 def _assemble(

@@ -162,9 +162,8 @@ class Tuner:
         """A call as it will be: on CUDA, the replay of a captured graph."""
         if device == "cuda":
             scratch = Report("", "", "")
-            run = cuda.Captured(
-                run, static=frozenset(range(len(inputs))), written=frozenset(), report=scratch
-            )
+            static = frozenset(range(len(inputs)))
+            run = cuda.Captured(run, static=static, report=scratch)
         return lambda: run(list(inputs))
 
     def _choose(self, what: str, calls: Mapping[str, Callable[[], object]], report: Report) -> str:

@@ -84,7 +84,7 @@ def test_random_operators_follow_the_seed_under_capture() -> None:
 def test_a_weight_that_moved_is_captured_again() -> None:
     model = Mlp().cuda()
     x = torch.randn(2, 8, device="cuda")
-    run = torch.compile(model, backend="torchgraft", mode="reduce-overhead")
+    run = torch.compile(model, backend=graft.backend(), mode="reduce-overhead")
     with torch.no_grad():
         run(x)
         model.up.weight.mul_(2)
@@ -118,7 +118,7 @@ def test_training(mode: str) -> None:
     model, args = on_gpu("cnn")
     model.train()
     twin = copy.deepcopy(model)
-    run = torch.compile(model, backend="torchgraft", mode=mode)
+    run = torch.compile(model, backend=graft.backend(), mode=mode)
     for module, call in ((model, run), (twin, twin)):
         optimiser = torch.optim.SGD(module.parameters(), lr=0.01)
         for _ in range(4):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import torch
 
 from torchgraft._torch import groups
@@ -16,13 +13,9 @@ LEAST_NCCL = (2, 9, 6)
 """The first NCCL whose collectives can be captured."""
 
 
-def refusal(plan: Plan) -> Callable[[], str | None] | None:
-    """What says, at the first call, why the plan's collectives cannot be captured (None: they
-    can); None for a plan that has none."""
-    return functools.partial(_why, plan) if plan.collectives else None
-
-
-def _why(plan: Plan) -> str | None:
+def refusal(plan: Plan) -> str | None:
+    """Why the plan's collectives cannot be captured (None: they can). To be asked at the first
+    call, when there are groups."""
     for step in plan.collectives:
         group = find(step.group, said(step), step.line)
         backend = groups.group_backend(group, torch.device("cuda"))
@@ -30,6 +23,8 @@ def _why(plan: Plan) -> str | None:
             return f"{said(step)} goes through {backend}, and only NCCL can be captured"
         if step.nbytes is None:
             return f"the sizes of {said(step)} must be compared between the ranks at each call"
+    if not plan.collectives:
+        return None
     version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     if version < LEAST_NCCL:
         return f"NCCL {_dotted(version)} cannot be captured, {_dotted(LEAST_NCCL)} can"

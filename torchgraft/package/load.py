@@ -206,7 +206,9 @@ class Loaded(Compiled):
                 run = part.program(self._parts, values, made).run
             none: Any = None  # there is no graph behind it, and nothing was linked from one
             program = Program(none, part.plan, run, about, none)
-            program.run = captured(program, self.config, gear.static, gear.written, about)
+            program.run = captured(
+                program, self.config, static=gear.static, written=gear.written, fixed=False
+            )
             programs.append(program)
         return programs
 

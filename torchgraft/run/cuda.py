@@ -3,149 +3,259 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchgraft import _torch
+from torchgraft._torch import Flat
+from torchgraft._torch import cuda as private
 from torchgraft.errors import first_line
 from torchgraft.report import Report
+from torchgraft.run import ports
 
 MOST_SHAPES = 16
 """How many captured shapes one program keeps; the least recently used one goes."""
-
-
-@dataclasses.dataclass
-class _Entry:
-    graph: torch.cuda.CUDAGraph
-    inputs: list[Any]
-    outputs: Sequence[Any]
-    moves: tuple[int, ...]  # inputs to copy in
-    aliases: dict[int, int]  # output -> input whose memory it is
+AHEAD = 1 << 24
+"""Bytes of outputs up to which those of the next call are made while this one runs."""
 
 
 class Captured:
-    """Runs a program as one CUDA graph per input shape.
+    """Runs a program as one CUDA graph per input shape, one launch a call.
 
-    Inputs are copied into the graph's own (those of `static` keep their address: a moved one is
-    captured again), outputs are fresh tensors, written inputs are copied back. A program that
-    cannot be captured runs as it is, and the report says why. One call at a time: the graph's
-    memory is shared between its replays. With `alias_outputs` the outputs are the graph's own,
-    good until the next call. `collectives` says why those of the program cannot be captured, or
-    None; it is None itself for a program that has none.
+    Inputs are copied into the graph's own memory and outputs into fresh tensors by nodes of the
+    graph, which are told the addresses before each launch; written inputs are copied back alike.
+    Inputs of `static` keep their address: a moved one is captured again. A program that cannot be
+    captured runs as it is, and the report says why. With `alias_outputs` the outputs are the
+    graph's own, good until the next call. `fixed` says that the caller compares sizes and strides
+    with what was declared, so there is one shape. `refusal` says why the program cannot be
+    captured, or None; `collective`: other ranks take part.
     """
 
     def __init__(
         self,
-        run: _torch.Flat,
+        run: Flat,
         *,
-        static: frozenset[int],
-        written: frozenset[int],
         report: Report,
+        static: frozenset[int] = frozenset(),
+        written: frozenset[int] = frozenset(),
         alias_outputs: bool = False,
-        collectives: Callable[[], str | None] | None = None,
+        fixed: bool = False,
+        refusal: Callable[[], str | None] = lambda: None,
+        collective: bool = False,
     ) -> None:
         self._run, self._static, self._written, self._report = run, static, written, report
-        self._alias_outputs = alias_outputs
-        self._collectives = collectives  # says why those of the program cannot be captured
-        self._entries: collections.OrderedDict[Any, _Entry] = collections.OrderedDict()
+        self._alias_outputs, self._fixed = alias_outputs, fixed
+        self._refusal, self._collective = refusal, collective
+        self._graphs: collections.OrderedDict[Any, _Graph] = collections.OrderedDict()
         self._lock = threading.Lock()
         self._refused = self._warm = False
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        if self._refused or torch.cuda.is_current_stream_capturing():
+        if self._refused or private.is_capturing():
             return self._run(args)
         with self._lock:
-            key = tuple(map(self._key, range(len(args)), args))
-            entry = self._entries.get(key)
-            if entry is None:
-                entry = self._capture(args)
-                if entry is None:
+            key = self._key(args)
+            graph = self._graphs.get(key)
+            if graph is None:
+                graph = self._capture(args)
+                if graph is None:
                     return self._run(args)
-                self._entries[key] = entry
-                if len(self._entries) > MOST_SHAPES:
-                    self._entries.popitem(last=False)
+                self._graphs[key] = graph
+                if len(self._graphs) > MOST_SHAPES:
+                    self._graphs.popitem(last=False)
+            elif len(self._graphs) > 1:
+                self._graphs.move_to_end(key)
+            return graph(args)
+
+    def _key(self, args: Sequence[Any]) -> Any:
+        if self._fixed:
+            return tuple([args[i].data_ptr() for i in self._static])
+        key: list[Any] = []
+        for i, arg in enumerate(args):
+            if not isinstance(arg, Tensor):
+                key.append(arg)
+            elif self._stays(i, arg):
+                key.append(arg.data_ptr())
             else:
-                self._entries.move_to_end(key)
-            return self._replay(entry, args)
+                key += (arg.shape, arg.stride())
+        return tuple(key)
 
-    def _key(self, index: int, arg: Any) -> Any:
-        if not isinstance(arg, Tensor):
-            return arg
-        if index in self._static:
-            return arg.data_ptr()
-        return (*arg.shape, *arg.stride())
+    def _stays(self, index: int, arg: Tensor) -> bool:
+        """Whether the graph works on an input itself: what is between the elements of one that is
+        written is somebody else's, and must not be copied back."""
+        return index in self._static or (index in self._written and _span(arg) != arg.numel())
 
-    def _capture(self, args: list[Any]) -> _Entry | None:
-        if why := _uncapturable(args) or (self._collectives and self._collectives()):
+    def _capture(self, args: list[Any]) -> _Graph | None:
+        if why := ports.unavailable() or _uncapturable(args) or self._refusal():
             self._refuse(why)
             return None
-        with torch.cuda.device(next((a.device for a in args if isinstance(a, Tensor)), None)):
+        device = next((arg.device for arg in args if isinstance(arg, Tensor)), None)
+        with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad():
             return self._captured(args)
 
-    def _captured(self, args: list[Any]) -> _Entry | None:
+    def _captured(self, args: list[Any]) -> _Graph | None:
         inputs = [
-            arg if i in self._static or not isinstance(arg, Tensor) else _twin(arg)
+            _twin(arg) if isinstance(arg, Tensor) and not self._stays(i, arg) else arg
             for i, arg in enumerate(args)
         ]
-        moves = tuple(i for i, (a, b) in enumerate(zip(args, inputs, strict=True)) if a is not b)
-        # A warm-up talks to the other ranks, which may not be capturing: one for all, at the start.
-        warm = self._collectives is not None and self._warm
-        kept = {i: inputs[i].clone() for i in self._written if i in self._static}
+        kept = {i: inputs[i].clone() for i in self._written if inputs[i] is args[i]}
         states = torch.cuda.get_rng_state()
-        graph = torch.cuda.CUDAGraph()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
         try:
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):  # lazy loading and tuning must not meet the capture
-                if not warm:
+            with torch.cuda.stream(side):
+                # Lazy loading and tuning must not meet the capture. A warm-up talks to the other
+                # ranks, which may not be capturing: one for all shapes, at the start.
+                if not (self._collective and self._warm):
                     self._run(list(inputs))
                     self._warm = True
-            torch.cuda.current_stream().wait_stream(side)
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                outputs = self._run(list(inputs))
+                torch.cuda.synchronize()
+                graph = _Graph(self._run, args, inputs, self._written, self._alias_outputs)
         except Exception as error:
             self._refuse(first_line(error))
             return None
         finally:
+            torch.cuda.current_stream().wait_stream(side)
             torch.cuda.set_rng_state(states)
             for i, value in kept.items():
                 inputs[i].copy_(value)
-        if self._collectives is not None and not self._entries:
+        if self._collective and not self._graphs:
             self._report.notes.append("the captured CUDA graph holds its collectives")
-        return _Entry(graph, inputs, outputs, moves, _aliases(inputs, outputs))
+        return graph
 
     def _refuse(self, why: str) -> None:
         self._refused = True
         self._report.notes.append(f"not captured as a CUDA graph: {why}")
 
-    def _replay(self, entry: _Entry, args: list[Any]) -> list[Any]:
-        for i in entry.moves:
-            entry.inputs[i].copy_(args[i])
-        entry.graph.replay()
-        for i in self._written:
-            if args[i] is not entry.inputs[i]:
-                args[i].copy_(entry.inputs[i])
-        results: list[Any] = []
-        for i, output in enumerate(entry.outputs):
-            if i in entry.aliases:
-                results.append(_same_view(output, entry.inputs, args, entry.aliases[i]))
-            elif self._alias_outputs or not isinstance(output, Tensor):
-                results.append(output)
-            else:
-                results.append(output.clone())
+
+class _Graph:
+    """The capture of one shape, on a stream that is not the default one."""
+
+    def __init__(
+        self,
+        run: Flat,
+        args: Sequence[Any],
+        inputs: Sequence[Any],
+        written: frozenset[int],
+        alias_outputs: bool,
+    ) -> None:
+        moved = [i for i, arg in enumerate(args) if inputs[i] is not arg and arg.numel()]
+        back = [i for i in moved if i in written]
+        own = {i: (inputs[i].data_ptr(), _bytes(inputs[i])) for i in moved}
+        self._at = {i: args[i].data_ptr() for i in moved}
+        self._inputs = inputs  # alive as long as the graph
+        self._graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with private.capturing(self._graph):
+            nodes = ports.add([(own[i][0], self._at[i], own[i][1]) for i in moved])
+            self._outputs = list(run(list(inputs)))
+            self._views = _views(inputs, self._outputs)
+            self._parts = [] if alias_outputs else _parts(self._outputs, self._views)
+            backs = ports.add([(self._at[i], *own[i]) for i in back])
+            # Each launch is told where to.
+            made = ports.add([(part.origin, part.origin, part.size) for part in self._parts])
+        self._graph.instantiate()
+        self._launch, self._redirect = (
+            private.launch_of(self._graph),
+            ports.redirecting(self._graph),
+        )
+        homeward = dict(zip(back, backs, strict=True))
+        self._moved = [
+            (i, node, *own[i], homeward.get(i)) for i, node in zip(moved, nodes, strict=True)
+        ]
+        for part, node in zip(self._parts, made, strict=True):
+            part.node = node
+        self._device = torch.cuda.current_device()
+        self._ahead = sum(part.size for part in self._parts) <= AHEAD
+        self._ready: list[Any] | None = None
+        self._stream = 0  # that those were made on
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        stream, results = private.raw_stream(self._device), self._ready
+        if results is None or stream != self._stream:
+            results = self._make()
+        for i, node, own, size, back in self._moved:
+            at = args[i].data_ptr()
+            if at != self._at[i]:
+                self._redirect(node, own, at, size)
+                if back is not None:
+                    self._redirect(back, at, own, size)
+                self._at[i] = at
+        self._launch()
+        for i, source in self._views.items():
+            results[i] = _same_view(self._outputs[i], self._inputs[source], args[source])
         args.clear()
+        # Beside the device's work.
+        self._ready, self._stream = self._make() if self._ahead else None, stream
         return results
+
+    def _make(self) -> list[Any]:
+        """Outputs of the next launch. They are no inference tensors, whoever calls: who calls next
+        may want to differentiate."""
+        results = list(self._outputs)
+        with private.plain_tensors():
+            for part in self._parts:
+                part.make(results)
+                self._redirect(part.node, part.at, part.origin, part.size)
+        return results
+
+
+class _Part:
+    """Outputs that share memory: made as one tensor, of which each is a view."""
+
+    def __init__(self, outputs: Mapping[int, Tensor]) -> None:
+        first = next(iter(outputs.values()))
+        low = min(out.storage_offset() for out in outputs.values())
+        high = max(out.storage_offset() + _span(out) for out in outputs.values())
+        alike = all(_layout(out) == _layout(first) for out in outputs.values())
+        layout = (first.shape, first.stride()) if alike else ((high - low,), (1,))
+        self._new = functools.partial(
+            torch.empty_strided, *layout, dtype=first.dtype, device=first.device
+        )
+        self._views = {
+            i: None if alike else (out.shape, out.stride(), out.storage_offset() - low)
+            for i, out in outputs.items()
+        }
+        before = int(first.storage_offset() - low) * first.element_size()
+        self.origin = first.data_ptr() - before
+        self.size = int(high - low) * first.element_size()
+        self.node = self.at = 0
+
+    def make(self, results: list[Any]) -> None:
+        base = self._new()
+        self.at = base.data_ptr()
+        for i, view in self._views.items():
+            results[i] = base if view is None else base.as_strided(*view)
+
+
+def _parts(outputs: Sequence[Any], views: Mapping[int, int]) -> list[_Part]:
+    groups: dict[Any, dict[int, Tensor]] = {}
+    for i, out in enumerate(outputs):
+        if isinstance(out, Tensor) and out.numel() and i not in views:
+            groups.setdefault(_memory(out), {})[i] = out
+    return [_Part(group) for group in groups.values()]
+
+
+def _layout(tensor: Tensor) -> Any:
+    return tensor.storage_offset(), tensor.shape, tensor.stride()
+
+
+def _span(tensor: Tensor) -> int:
+    """How many elements lie between the first and the last one."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in pairs) if tensor.numel() else 0
+
+
+def _bytes(tensor: Tensor) -> int:
+    return _span(tensor) * tensor.element_size()
 
 
 def _twin(arg: Tensor) -> Tensor:
     twin = torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device=arg.device)
-    return twin.copy_(arg)
+    return twin.copy_(arg) if _span(arg) >= arg.numel() else twin  # an expanded one has no room
 
 
 def _uncapturable(args: Sequence[Any]) -> str | None:
@@ -155,26 +265,23 @@ def _uncapturable(args: Sequence[Any]) -> str | None:
     return "the inputs lie on several devices" if len(places) > 1 else None
 
 
-def _aliases(inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[int, int]:
-    where = {
-        value.untyped_storage().data_ptr(): i
-        for i, value in enumerate(inputs)
-        if isinstance(value, Tensor) and value.numel()
-    }
+def _views(inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[int, int]:
+    """Which outputs are views of which inputs."""
+    where = {_memory(x): i for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.numel()}
     return {
-        i: where[out.untyped_storage().data_ptr()]
+        i: where[_memory(out)]
         for i, out in enumerate(outputs)
-        if isinstance(out, Tensor) and out.numel() and out.untyped_storage().data_ptr() in where
+        if isinstance(out, Tensor) and out.numel() and _memory(out) in where
     }
 
 
-def _same_view(output: Tensor, inputs: Sequence[Any], args: Sequence[Any], index: int) -> Tensor:
+def _memory(tensor: Tensor) -> Any:
+    return tensor.untyped_storage().data_ptr(), tensor.dtype
+
+
+def _same_view(output: Tensor, own: Tensor, theirs: Tensor) -> Tensor:
     """The view of the caller's input that `output` is of the graph's own copy of it."""
-    own: Tensor = inputs[index]
-    theirs: Tensor = args[index]
-    if output.dtype != own.dtype:
-        return output.clone()
+    if _layout(output) == _layout(own):
+        return theirs
     offset = output.storage_offset() - own.storage_offset() + theirs.storage_offset()
-    if output.shape == own.shape and output.stride() == own.stride():
-        return theirs if offset == theirs.storage_offset() else output.clone()
     return theirs.as_strided(output.shape, output.stride(), offset)

@@ -1,0 +1,60 @@
+"""What torch keeps private about CUDA graphs and streams; torch 2.11 to 2.13."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+
+
+def is_capturing() -> bool:
+    """Whether the current stream is being captured."""
+    return bool(torch._C._cuda_isCurrentStreamCapturing())
+
+
+def raw_stream(device: int) -> int:
+    """The address of a device's current stream, without a Stream object being made."""
+    return int(torch._C._cuda_getCurrentRawStream(device))
+
+
+def launch_of(graph: torch.cuda.CUDAGraph) -> Callable[[], None]:
+    """`graph.replay` without the Python around it."""
+    return functools.partial(torch._C._CUDAGraph.replay, graph)
+
+
+def plain_tensors() -> contextlib.AbstractContextManager[object]:
+    """Inside, no inference tensors are made."""
+    if torch.is_inference_mode_enabled():
+        return torch.inference_mode(False)
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """Capture the current stream's work, other threads undisturbed.
+
+    torch (to 2.13) leaves a failed capture half open: its memory pool stays in use, and the random
+    number generator believes for ever that it is captured. Here both are put right.
+    """
+    device, pool = torch.cuda.current_device(), torch.cuda.graph_pool_handle()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        yield
+        graph.capture_end()
+    except BaseException:
+        for undo in (
+            graph.capture_end,
+            functools.partial(torch._C._cuda_endAllocateToPool, device, pool),
+            functools.partial(torch._C._cuda_releasePool, device, pool),
+        ):
+            with contextlib.suppress(RuntimeError):  # it had got that far
+                undo()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that nothing is in it
+            empty = torch.cuda.CUDAGraph()
+            empty.capture_begin(capture_error_mode="thread_local")
+            empty.capture_end()
+        raise

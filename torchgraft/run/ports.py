@@ -1,0 +1,78 @@
+"""Copies at the edge of a captured CUDA graph whose outer address can be changed before a launch.
+
+They are nodes of the graph, so a call is one launch, and CUDA itself runs launches of one graph in
+turns, on whatever stream they come. torch has no interface to a graph's nodes, so this is the CUDA
+library's own (CUDA 11.3 or newer), through ctypes: about a microsecond a call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
+from typing import Any
+
+import torch
+
+_DEVICE_TO_DEVICE = 3
+_SET_DEPENDENCIES = 1
+
+
+def _check(code: int) -> None:
+    if code:
+        raise RuntimeError(f"CUDA error {code} at the edge of a captured graph")
+
+
+@functools.cache
+def _libraries() -> tuple[Any, Any]:
+    major = (torch.version.cuda or "").partition(".")[0]
+    driver, runtime = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(f"libcudart.so.{major}")
+    redirect = runtime.cudaGraphExecMemcpyNodeSetParams1D
+    redirect.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_int]
+    add, update = runtime.cudaGraphAddMemcpyNode1D, driver.cuStreamUpdateCaptureDependencies
+    for function in (redirect, add, update, driver.cuStreamGetCaptureInfo_v2):
+        function.restype = _check
+    return driver, runtime
+
+
+def unavailable() -> str | None:
+    """Why there are none here, or None."""
+    try:
+        _libraries()
+    except (OSError, AttributeError) as error:
+        return f"the CUDA libraries cannot be called: {error}"
+    return None
+
+
+def add(copies: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Add copies (to, from, bytes) to the capture of the current stream, beside each other.
+
+    What is captured next comes after all of them. The nodes, by their handles.
+    """
+    if not copies:
+        return []
+    driver, runtime = _libraries()
+    stream = c_void_p(torch.cuda.current_stream().cuda_stream)
+    status, number, graph, count = c_int(), c_uint64(), c_void_p(), c_size_t()
+    before = ctypes.POINTER(c_void_p)()
+    found = (byref(status), byref(number), byref(graph), byref(before), byref(count))
+    driver.cuStreamGetCaptureInfo_v2(stream, *found)
+    nodes = (c_void_p * len(copies))()
+    for i, (to, origin, size) in enumerate(copies):
+        node = c_void_p()
+        where = (byref(node), graph, before, count, c_void_p(to), c_void_p(origin))
+        runtime.cudaGraphAddMemcpyNode1D(*where, c_size_t(size), _DEVICE_TO_DEVICE)
+        nodes[i] = node
+    flag = c_int(_SET_DEPENDENCIES)
+    driver.cuStreamUpdateCaptureDependencies(stream, nodes, c_size_t(len(copies)), flag)
+    return [int(node or 0) for node in nodes]
+
+
+def redirecting(graph: torch.cuda.CUDAGraph) -> Callable[[int, int, int, int], object]:
+    """`redirect(node, to, origin, bytes)`: where a copy of later launches goes and comes from."""
+    function = _libraries()[1].cudaGraphExecMemcpyNodeSetParams1D
+    handle = graph.raw_cuda_graph_exec()
+    return lambda node, to, origin, size: function(
+        handle, node, to, origin, size, _DEVICE_TO_DEVICE
+    )
