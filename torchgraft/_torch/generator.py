@@ -6,10 +6,14 @@ import contextlib
 import functools
 import inspect
 import itertools
+import json
+import os
 import pathlib
 import platform
 import sys
+import tempfile
 import weakref
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -206,6 +210,7 @@ def aot_compile(
         config.patch({**settings, **options}),
         tracing(TracingContext(mode)),
         V.set_aot_compilation(True),
+        config.patch(compile_fx.get_cpp_wrapper_config()),  # on CUDA: tuned now, kernels kept
         _watched_folds(folded),
         _watched_constants(constants),
     ):
@@ -307,15 +312,49 @@ def aot_load(path: str, device: torch.device, constants: Mapping[str, Tensor]) -
     from torch._C import _aoti
 
     runner: Any
-    if device.type == "cuda":
-        runner = _aoti.AOTIModelContainerRunnerCuda(path, 1, str(device), "")
-    else:
+    if device.type == "cpu":
         runner = _aoti.AOTIModelContainerRunnerCpu(path, _CONTEXTS)
+    else:
+        runner = _alone(path, device)
     if constants:
         aliases = {name: tensor.detach() for name, tensor in constants.items()}
         runner.update_constant_buffer(aliases, False, True, True)
         weakref.finalize(runner, _empty, list(aliases.values()))
+    if device.type == "cuda" and torch.cuda.device_count() > 1:
+        return _on_device(runner.run, device)
     return runner.run  # type: ignore[no-any-return]
+
+
+def _alone(path: str, device: torch.device) -> Any:
+    """The runner of a library that does without a container's own turns: those wait for the call
+    before to end on the device, and ask for that while a graph is captured. One call at a time.
+
+    Only torch's loader of packages gives such a runner to Python, so the library goes into one.
+    """
+    from torch._C import _aoti
+
+    with tempfile.TemporaryDirectory(prefix="torchgraft-") as folder:
+        package = os.path.join(folder, "region.pt2")
+        about = json.dumps({"AOTI_DEVICE_KEY": device.type})
+        with zipfile.ZipFile(package, "w") as file:
+            place = "region/data/aotinductor/model/region"
+            file.write(path, f"{place}.so")
+            file.writestr(f"{place}.cpp", "")  # what the library was made of; gives the name below
+            file.writestr(f"{place}_metadata.json", about)
+            if os.path.exists(nodes := path.removesuffix(".so") + ".json"):
+                file.write(nodes, f"{place}.json")
+        index = -1 if device.index is None else device.index
+        return _aoti.AOTIModelPackageLoader(package, "model", True, 1, index)
+
+
+def _on_device(run: Flat, device: torch.device) -> Flat:
+    """A library runs on the current stream of the current device, whatever device it is for."""
+
+    def guarded(args: list[Any]) -> Sequence[Any]:
+        with torch.cuda.device(device):
+            return run(args)
+
+    return guarded
 
 
 def _empty(aliases: Sequence[Tensor]) -> None:

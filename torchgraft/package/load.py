@@ -210,11 +210,13 @@ class Loaded(Compiled):
                 program, self.config, static=gear.static, written=gear.written, fixed=False
             )
             programs.append(program)
+        if self._device.type != "cpu":  # calls may come on other streams than this one
+            torch.get_device_module(self._device).synchronize(self._device)
         return programs
 
     def _natively(self, values: Sequence[Tensor]) -> list[_torch.Flat] | None:
         """Every entry of `programs`, walked in C++; None where that is not built, or not for it."""
-        if self._device.type != "cpu" or not all(part.is_native for part in self._parts):
+        if not all(part.is_native for part in self._parts):
             return None
         from torchgraft.native import executor
 

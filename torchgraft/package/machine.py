@@ -88,6 +88,10 @@ def _check_cuda(path: object, manifest: Any, device: torch.device | None) -> tor
     place = torch.device("cuda", torch.cuda.current_device()) if device is None else device
     if place.index is None:
         place = torch.device("cuda", torch.cuda.current_device())
+    if place.index >= (count := torch.cuda.device_count()):
+        here = ", ".join(f"cuda:{i}" for i in range(count))
+        fix = "Leave the device out, or choose one that is here."
+        raise WrongMachine(path, f"device {str(place)!r}", here, fix)
     needs = tuple(field(manifest["requires"], "capability", list))
     if (has := torch.cuda.get_device_capability(place)) != needs:
         name = torch.cuda.get_device_name(place)

@@ -53,6 +53,8 @@ class Program {
       const std::unordered_map<std::string, c10::IValue>& kwargs = {}) const;
 
   const std::string& name() const;
+  // Where it runs; its inputs lie there.
+  c10::Device device() const;
   // The names of its tensor inputs.
   std::vector<std::string> inputs() const;
   // What a call takes, one line for each declared shape.

@@ -12,6 +12,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>
 
+#include "graft/cuda.h"
+
 namespace torchgraft {
 namespace {
 
@@ -253,7 +255,10 @@ struct Region : Action {
         const auto& known = torch::inductor::getAOTIModelRunnerRegistry();
         const auto made = known.find(c10::DeviceTypeName(kernel.device.type(), true));
         if (made == known.end()) bad("this torch runs no generated code on " + kernel.device.str());
-        runner = made->second(kernel.path, 1, kernel.device.str(), "", false);
+        // Without the container's own turns: it would wait for the call before to end on the device,
+        // and ask for that while a graph is captured.
+        runner = made->second(kernel.path, 1, kernel.device.str(), "", true);
+        turn = std::make_unique<std::mutex>();
       }
       for (const auto& [name, at] : kernel.constants) {
         if (!values[at].isTensor()) bad("a constant of generated code is no tensor");
@@ -288,7 +293,7 @@ struct Region : Action {
         inputs.push_back(std::move(value).toTensor());
       }
     }
-    std::vector<at::Tensor> made = runner->run(inputs);
+    std::vector<at::Tensor> made = launch(inputs);
     if (made.size() < step.outputs.size())
       throw Error("a region gave " + std::to_string(made.size()) + " values where the plan has " +
                   std::to_string(step.outputs.size()));
@@ -299,6 +304,11 @@ struct Region : Action {
       else
         frame.values[step.outputs[i]] = std::move(made[i]);
     }
+  }
+
+  std::vector<at::Tensor> launch(const std::vector<at::Tensor>& inputs) const {
+    const auto hold = turn ? std::unique_lock<std::mutex>(*turn) : std::unique_lock<std::mutex>();
+    return runner->run(inputs);
   }
 
   // Whether a plan is this call and nothing else.
@@ -324,7 +334,7 @@ struct Region : Action {
       if (!value.isTensor()) throw Error("generated code is given " + value.tagKind() + " for a tensor");
       inputs.push_back(std::move(value).toTensor());
     }
-    std::vector<at::Tensor> made = runner->run(inputs);
+    std::vector<at::Tensor> made = launch(inputs);
     if (made.size() != step.outputs.size())
       throw Error("a region gave " + std::to_string(made.size()) + " values where the plan has " +
                   std::to_string(step.outputs.size()));
@@ -335,6 +345,7 @@ struct Region : Action {
   std::vector<bool> ints, int_outputs;
   std::unordered_map<std::string, at::Tensor> constants;  // of tensors of their own: aliases
   std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner;
+  std::unique_ptr<std::mutex> turn;  // on a device: one call enqueues at a time
 };
 
 // --- Arithmetic of sizes, and parts of sequences ---
@@ -602,16 +613,20 @@ class Runs : public Linked {
     }
     if (device_.type() == c10::kCPU) {
       for (const std::string& name : streams_) workers_[name] = std::make_unique<Worker>();
-    } else {
-      const c10::impl::VirtualGuardImpl guard(device_.type());
-      for (const std::string& name : streams_) own_.emplace(name, guard.getStreamFromGlobalPool(device_));
+      return;
     }
+    const c10::impl::VirtualGuardImpl guard(device_.type());
+    for (const std::string& name : streams_) own_.emplace(name, guard.getStreamFromGlobalPool(device_));
+    for (size_t i = 0; i <= events_.size(); ++i) recorded_.emplace_back(device_.type());
+    note_owners();
   }
 
   Values run(Values inputs) override {
     if (inputs.size() != plan_.inputs.size())
       throw Error("a program takes " + std::to_string(plan_.inputs.size()) + " values, got " +
                   std::to_string(inputs.size()));
+    c10::OptionalDeviceGuard on;  // generated code reads the current stream of the current device
+    if (device_.type() != c10::kCPU) on.reset_device(device_);
     if (only_) return only_->run(std::move(inputs));
     Frame frame(plan_.names.size());
     for (size_t i = 0; i < inputs.size(); ++i) frame.values[plan_.inputs[i]] = std::move(inputs[i]);
@@ -694,44 +709,67 @@ class Runs : public Linked {
     if (call.error) std::rethrow_exception(call.error);
   }
 
-  // Calls are enqueued one after the other, and a side stream starts when the call before is over:
-  // what that one freed belongs to the side stream's memory again, whatever streams the callers use.
-  void on_device(Frame& frame) {
-    const c10::impl::VirtualGuardImpl guard(device_.type());
-    const c10::Stream current = guard.getStream(device_);
-    std::lock_guard<std::mutex> hold(order_);
-    if (before_)
-      for (const auto& [name, stream] : own_) before_->block(stream);
-    try {
-      enqueue(frame, current);
-    } catch (...) {  // the caller's stream must not pass what is under way
-      for (const auto& [name, stream] : own_) {
-        c10::Event event(device_.type());
-        event.record(stream);
-        event.block(current);
-      }
-      throw;
+  // Which buffers outlive the steps of the stream that made them, and which of those are results.
+  void note_owners() {
+    std::map<int64_t, int64_t> roots;
+    for (const auto& [view, base] : plan_.shared) roots[view] = roots.count(base) ? roots[base] : base;
+    std::map<int64_t, std::string> made_on;
+    for (const Step& step : plan_.steps) {
+      if (step.kind == Step::kLaunch)
+        for (int64_t out : step.outputs) made_on[out] = step.stream;
+      if (step.kind != Step::kFree) continue;
+      const auto root = roots.find(step.buffer);
+      const auto maker = made_on.find(root == roots.end() ? step.buffer : root->second);
+      if (maker != made_on.end() && maker->second != kMain && maker->second != step.stream)
+        late_.insert(step.buffer);
     }
-    before_.emplace(device_.type()).record(current);
-    // Results that a side stream made go back to it when the caller frees them.
     for (const Value& out : plan_.outputs)
       out.each_buffer([&](int64_t buffer) {
-        if (frame.values[buffer].isTensor() && frame.values[buffer].toTensor().device() == device_)
-          frame.values[buffer].toTensor().record_stream(current);
+        const auto maker = made_on.find(buffer);
+        if (maker != made_on.end() && maker->second != kMain) foreign_.insert(buffer);
       });
   }
 
-  void enqueue(Frame& frame, const c10::Stream& current) const {
-    std::vector<std::optional<c10::Event>> events(events_.size());
+  // Calls are enqueued one after the other. A device's allocator gives freed memory to the stream
+  // that it was made on, which others in the process may use too: what outlives the steps of its
+  // stream is kept until that stream waits for the end of the call.
+  void on_device(Frame& frame) {
+    const c10::impl::VirtualGuardImpl guard(device_.type());
+    const c10::Stream current = guard.getStream(device_);
+    const bool capturing = is_capturing(current);
+    std::lock_guard<std::mutex> hold(order_);
+    c10::Event& end = recorded_.back();
+    const auto join = [&] {
+      end.record(current);
+      for (const auto& [name, stream] : own_) end.block(stream);
+    };
+    try {
+      enqueue(frame, current);
+    } catch (...) {  // the caller's stream must not pass what is under way
+      if (capturing) throw;
+      for (const auto& [name, stream] : own_) {
+        end.record(stream);
+        end.block(current);
+      }
+      join();
+      throw;
+    }
+    if (capturing) return;
+    join();
+    for (int64_t buffer : foreign_)  // the caller's to free
+      if (frame.values[buffer].isTensor()) frame.values[buffer].toTensor().record_stream(current);
+  }
+
+  void enqueue(Frame& frame, const c10::Stream& current) {
     for (size_t i = 0; i < plan_.steps.size(); ++i) {
       const Step& step = plan_.steps[i];
       const auto found = own_.find(step.stream);
       const c10::Stream stream = found == own_.end() ? current : found->second;
       if (step.kind == Step::kRecord) {
-        events[events_.at(step.name)].emplace(device_.type()).record(stream);
+        recorded_[events_.at(step.name)].record(stream);
       } else if (step.kind == Step::kWait) {
-        events[events_.at(step.name)]->block(stream);
-      } else {
+        recorded_[events_.at(step.name)].block(stream);
+      } else if (step.kind == Step::kLaunch || !late_.count(step.buffer)) {
         const c10::StreamGuard on(stream);
         plain_step(frame, i);
       }
@@ -746,9 +784,10 @@ class Runs : public Linked {
   std::set<std::string> streams_;
   std::map<std::string, std::vector<size_t>> by_stream_;
   std::map<std::string, size_t> events_;
-  std::map<std::string, c10::Stream> own_;
   std::mutex order_;
-  std::optional<c10::Event> before_;  // where the last call on a device ended
+  std::map<std::string, c10::Stream> own_;  // of a device
+  std::vector<c10::Event> recorded_;        // and its events; the last is the end of a call
+  std::set<int64_t> late_, foreign_;
   std::map<std::string, std::unique_ptr<Worker>> workers_;  // last: they end before what they use
 };
 

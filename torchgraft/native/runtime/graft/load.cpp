@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "graft/folder.h"
 #include "graft/link.h"
@@ -219,6 +220,8 @@ struct Program::Body {
     const Values values = link(prepare, {}, {}, place.device)->run(std::move(inputs));
     auto linked = std::make_shared<std::vector<std::shared_ptr<Linked>>>();
     for (const Part& part : parts) linked->push_back(link(part, values, *linked, place.device));
+    if (place.device.type() != c10::kCPU)  // calls may come on other streams than this one
+      c10::impl::VirtualGuardImpl(place.device.type()).synchronizeDevice(place.device.index());
     std::unique_lock<std::shared_mutex> hold(lock);
     programs = std::move(linked);
   }
@@ -420,6 +423,8 @@ c10::IValue Program::operator()(
 }
 
 const std::string& Program::name() const { return body_->name; }
+
+c10::Device Program::device() const { return body_->place.device; }
 
 std::vector<std::string> Program::inputs() const {
   std::vector<std::string> names;

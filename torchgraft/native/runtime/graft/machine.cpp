@@ -1,7 +1,6 @@
 // What a package needs of the machine, and whether this one has it.
 #include "graft/machine.h"
 
-#include <dlfcn.h>
 #include <link.h>
 #include <sys/utsname.h>
 
@@ -12,6 +11,8 @@
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "graft/cuda.h"
 
 namespace torchgraft {
 namespace {
@@ -39,20 +40,25 @@ c10::Device cuda_device(const json& manifest, std::optional<c10::Device> wanted)
   const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
   const c10::Device place =
       wanted && wanted->has_index() ? *wanted : guard.getDevice();
-  const json& needs = list(object(manifest, "requires"), "capability");
-  // Through the runtime that torch has loaded: its headers need not be here.
-  using Attribute = int (*)(int*, int, int);
-  const auto attribute = reinterpret_cast<Attribute>(dlsym(RTLD_DEFAULT, "cudaDeviceGetAttribute"));
-  if (attribute && needs.size() == 2) {
-    int major = 0, minor = 0;
-    attribute(&major, 75, place.index());
-    attribute(&minor, 76, place.index());
-    if (major != integer(needs[0]) || minor != integer(needs[1])) {
-      const std::string has = std::to_string(major) + "." + std::to_string(minor);
-      wrong("compute capability " + needs[0].dump() + "." + needs[1].dump(), has,
-            "Compile and save it on a device of capability " + has + ".");
-    }
+  if (place.index() >= guard.deviceCount()) {
+    std::string here;
+    for (int i = 0; i < guard.deviceCount(); ++i) here += (i ? ", cuda:" : "cuda:") + std::to_string(i);
+    wrong("device " + quote(place.str()), here, "Leave the device out, or choose one that is here.");
   }
+  const json made = manifest.value("cuda", json());
+  if (made != cuda_version())
+    wrong("CUDA " + (made.is_string() ? text(made) : made.dump()), "CUDA " + cuda_version(),
+          "Install the torch it was made with, or compile and save it again.");
+  const auto shown = [](int64_t major, int64_t minor) {
+    return std::to_string(major) + "." + std::to_string(minor);
+  };
+  const json& needs = list(object(manifest, "requires"), "capability");
+  if (needs.size() != 2) bad("its compute capability is " + brief(needs));
+  const auto [major, minor] = cuda_capability(place);
+  if (major != integer(needs[0]) || minor != integer(needs[1]))
+    wrong("compute capability " + shown(integer(needs[0]), integer(needs[1])),
+          shown(major, minor) + " (" + cuda_name(place) + ")",
+          "Compile and save it on a device of capability " + shown(major, minor) + ".");
   return place;
 }
 
@@ -60,20 +66,6 @@ std::string joined(const std::vector<std::string>& parts) {
   std::string text;
   for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
   return text;
-}
-
-// The path of a loaded library, by its file name; empty where there is none.
-std::string loaded(const std::string& name) {
-  struct Search { std::string name, found; } search{name, ""};
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void* data) {
-        auto& search = *static_cast<Search*>(data);
-        const std::string path = info->dlpi_name;
-        if (path.substr(path.rfind('/') + 1) == search.name) search.found = path;
-        return search.found.empty() ? 0 : 1;
-      },
-      &search);
-  return search.found;
 }
 
 }  // namespace
@@ -130,7 +122,8 @@ void check_libraries(const json& manifest) {
           "it calls " + joined(missing) + ", which no loaded library registers.\n" +
           (named ? "Load it first: dlopen(\".../" + name + "\", RTLD_NOW)."
                  : "They were declared in Python; register them in a C++ library, and load that first."));
-    const std::string path = named ? loaded(name) : "";
+    const std::string path =
+        named ? loaded([&](const std::string& file) { return file == name; }) : "";
     if (path.empty()) continue;
     std::ifstream file(path, std::ios::binary);
     const std::string content{std::istreambuf_iterator<char>(file), {}};
@@ -139,6 +132,19 @@ void check_libraries(const json& manifest) {
           "it calls " + joined(ops) + ", and the loaded " + name +
           " is not the one it was compiled with.\nLoad that one instead, or compile and save again.");
   }
+}
+
+std::string loaded(const std::function<bool(const std::string&)>& wanted) {
+  struct Search { const std::function<bool(const std::string&)>& is; std::string found; } search{wanted, ""};
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* data) {
+        auto& search = *static_cast<Search*>(data);
+        const std::string path = info->dlpi_name;
+        if (search.is(path.substr(path.rfind('/') + 1))) search.found = path;
+        return search.found.empty() ? 0 : 1;
+      },
+      &search);
+  return search.found;
 }
 
 }  // namespace torchgraft

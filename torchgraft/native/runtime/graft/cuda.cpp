@@ -1,0 +1,70 @@
+#include "graft/cuda.h"
+
+#include <dlfcn.h>
+
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+
+#include "graft/machine.h"
+
+namespace torchgraft {
+namespace {
+
+// A function of a library that is loaded, also where Python loaded it for torch alone.
+void* found(const char* library, const char* name) {
+  const std::string path = loaded([&](const std::string& file) { return file.rfind(library, 0) == 0; });
+  void* const handle = path.empty() ? nullptr : dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  void* const address = handle ? dlsym(handle, name) : nullptr;
+  if (!address) throw Error(std::string(library) + " with " + name + " is not loaded, though torch has CUDA");
+  return address;
+}
+
+template <typename F>
+F runtime(const char* name) { return reinterpret_cast<F>(found("libcudart.so", name)); }
+
+template <typename F>
+F driver(const char* name) { return reinterpret_cast<F>(found("libcuda.so", name)); }
+
+void check(int status, const char* call) {
+  if (status != 0) throw Error(std::string(call) + " failed with CUDA's error " + std::to_string(status));
+}
+
+int attribute(int which, c10::Device device) {
+  static const auto get = runtime<int (*)(int*, int, int)>("cudaDeviceGetAttribute");
+  int value = 0;
+  check(get(&value, which, device.index()), "cudaDeviceGetAttribute");
+  return value;
+}
+
+}  // namespace
+
+std::pair<int, int> cuda_capability(c10::Device device) {
+  return {attribute(75, device), attribute(76, device)};  // cudaDevAttrComputeCapabilityMajor, -Minor
+}
+
+std::string cuda_name(c10::Device device) {
+  static const auto get = driver<int (*)(char*, int, int)>("cuDeviceGetName");
+  static const auto by_bus = driver<int (*)(int*, const char*)>("cuDeviceGetByPCIBusId");
+  static const auto bus = runtime<int (*)(char*, int, int)>("cudaDeviceGetPCIBusId");
+  char text[256] = {};
+  int handle = 0;
+  check(bus(text, sizeof(text), device.index()), "cudaDeviceGetPCIBusId");
+  check(by_bus(&handle, text), "cuDeviceGetByPCIBusId");
+  check(get(text, sizeof(text), handle), "cuDeviceGetName");
+  return text;
+}
+
+std::string cuda_version() {
+  const long version = at::detail::getCUDAHooks().versionCUDART();
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+bool is_capturing(const c10::Stream& stream) {
+  if (stream.device_type() != c10::kCUDA) return false;
+  static const auto get = runtime<int (*)(void*, int*)>("cudaStreamIsCapturing");
+  int status = 0;
+  check(get(stream.native_handle(), &status), "cudaStreamIsCapturing");
+  return status != 0;
+}
+
+}  // namespace torchgraft
