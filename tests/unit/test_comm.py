@@ -14,6 +14,7 @@ from torch import Tensor
 import torchgraft as graft
 from torchgraft.comm import wait
 from torchgraft.comm.fit import Entry, difference
+from torchgraft.comm.turn import Turn, turn
 from torchgraft.errors import BadPlan, CannotCapture, NoGroup, WrongGroup
 from torchgraft.inspect.timeline import predict
 from torchgraft.plan import Collective, Plan
@@ -242,6 +243,18 @@ def test_a_wait_ends() -> None:
     store.set("there", "1")
     assert wait.missing(store, ["there"], 60) == []
     assert wait.missing(store, ["there", "not"], 0.01) == ["not"]
+    assert wait.polled(store, "there", 60)
+    assert not wait.polled(store, "not", 0.01)
+
+
+def test_a_turn_is_taken_once() -> None:
+    store = dist.HashStore()
+    first, second, other = (Turn(store, 0.01, name) for name in ("a", "a", "b"))
+    assert (first.first, second.first, other.first) == (True, False, True)
+    assert second.result() is None  # the first one did not get through in time
+    first.done("made")
+    assert second.result() == "made"
+    assert turn("anything") is None  # this process is alone
 
 
 def test_results_that_nobody_reads_yet_are_bounded(
