@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft import _torch, progress
+from torchgraft._torch import generator
 from torchgraft.codegen import inductor, regions
 from torchgraft.codegen.decide import decide
+from torchgraft.codegen.once import once
 from torchgraft.codegen.regions import ATEN, GENERATED, KERNEL, Place, Unit
 from torchgraft.comm.ops import is_collective, kind_of
 from torchgraft.config import Config
@@ -86,6 +88,7 @@ class Linker:
         self.units: list[Unit] = []
         self.shared: list[tuple[Buffer, Buffer]] = []
         self.order: list[tuple[int, int]] = []  # launches: first, then
+        self.taken = 0  # regions whose code another rank has generated
 
     def plan(self) -> Plan:
         inputs = tuple(self._number(n) for n in self.gm.graph.find_nodes(op="placeholder"))
@@ -98,6 +101,9 @@ class Linker:
             else:
                 self._calls(unit, unit.place)
             launched.append(range(start, len(self.launches)))
+        if self.taken:
+            said = f"another rank generated the code of {self.taken} regions: found in the cache"
+            self.report.notes.append(said)
         if len({unit.stream for unit in self.units}) > 1:
             self.order = list(_order(self.units, launched, on_host=self.report.device != "cuda"))
         providers = [n for n in self.gm.graph.nodes if n.meta.get("provider")]
@@ -275,15 +281,20 @@ class Linker:
         self, inner: GraphModule, inputs: Sequence[Node], config: Config | None = None
     ) -> _torch.Flat:
         """Code for a region that was extracted."""
-        return inductor.generate(
-            inner,
-            [n.meta["val"] for n in inputs],
-            config or self.config,
-            is_inference=self.role.is_inference,
-            is_backward=self.role.is_backward,
-            own=self._own,
-            checked=self.role.checked and all(node.op == "placeholder" for node in inputs),
-        )
+        values, config = [n.meta["val"] for n in inputs], config or self.config
+        with once(inner, values, config) as waited:
+            found = generator.cache_hits()
+            run = inductor.generate(
+                inner,
+                values,
+                config,
+                is_inference=self.role.is_inference,
+                is_backward=self.role.is_backward,
+                own=self._own,
+                checked=self.role.checked and all(node.op == "placeholder" for node in inputs),
+            )
+        self.taken += waited and generator.cache_hits() > found
+        return run
 
     def _calls(self, unit: Unit, place: Place) -> None:
         for node in unit.nodes:

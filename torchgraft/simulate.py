@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchgraft.errors import BadValue, UnknownName
-from torchgraft.inspect.timeline import Timeline, predict
+from torchgraft.inspect.timeline import Timeline, predict_together
 from torchgraft.plan import Collective, Plan
 
 if TYPE_CHECKING:
@@ -197,9 +197,11 @@ class Simulation:
 
     ranks: int
     timeline: Timeline
-    """Every stream goes on until the plan lets it wait."""
+    """Every stream goes on until the plan lets it wait. Of the rank that is through last."""
     kernels: float
-    """All kernels of a rank, one after another."""
+    """All kernels of that rank, one after another."""
+    serial: float
+    """The call without overlap: each launch begins when the one before it is over."""
     talks: tuple[Talk, ...]
 
     @property
@@ -211,11 +213,6 @@ class Simulation:
     def collectives(self) -> float:
         """All collectives, one after another."""
         return sum(talk.seconds for talk in self.talks)
-
-    @property
-    def serial(self) -> float:
-        """The call without overlap: each launch begins when the one before it is over."""
-        return self.kernels + self.collectives
 
     @property
     def hidden(self) -> float | None:
@@ -245,12 +242,14 @@ class Simulation:
 
 
 def simulate(
-    plan: Plan, cluster: Cluster, kernels: Profile | Sequence[float] | None = None
+    plan: Plan, cluster: Cluster, kernels: Profile | Sequence[float] | Sequence[Any] | None = None
 ) -> Simulation:
     """The time of a plan on the ranks of a cluster, each of which runs this plan.
 
     `kernels` are measured: `compiled.profile(...)`, or seconds of every launch in order (those of
-    collectives are not used). Without them kernels take no time, and what is left is the links'.
+    collectives are not used); or a list of such, one for each rank: a collective then begins when
+    the slowest rank has come to it. Without them kernels take no time, and what is left is the
+    links'.
 
     >>> import torchgraft as graft
     >>> plan = graft.Plan.parse('''
@@ -270,17 +269,25 @@ def simulate(
         raise BadValue("plan", plan, "a plan, such as compiled.plan")
     if not isinstance(cluster, Cluster):
         raise BadValue("cluster", cluster, "a graft.Cluster")
-    durations = _seconds(plan, kernels)
-    own, talks = 0.0, []
+    rows = _rows(plan, cluster, kernels)
+    serial, talks = [0.0] * len(rows), []
     for i, step in enumerate(plan.launches):
         if isinstance(step, Collective):
             talk = _talk(step, cluster)
-            durations[i] = talk.seconds
             talks.append(talk)
+            for row in rows:
+                row[i] = talk.seconds
+            serial = [max(serial) + talk.seconds] * len(rows)
         else:
-            own += durations[i]
-    timeline = predict(plan, durations, {})
-    return Simulation(cluster.ranks, timeline, own, tuple(talks))
+            serial = [reached + row[i] for reached, row in zip(serial, rows, strict=True)]
+    lines = predict_together(plan, rows, {})
+    slowest = max(range(len(rows)), key=lambda rank: lines[rank].seconds)
+    own = sum(
+        seconds
+        for seconds, step in zip(rows[slowest], plan.launches, strict=True)
+        if not isinstance(step, Collective)
+    )
+    return Simulation(cluster.ranks, lines[slowest], own, max(serial), tuple(talks))
 
 
 def _talk(step: Collective, cluster: Cluster) -> Talk:
@@ -289,6 +296,19 @@ def _talk(step: Collective, cluster: Cluster) -> Talk:
     near, nodes = cluster.shape(step.group)
     seconds = cluster.seconds(step.kind, step.nbytes, step.group)
     return Talk(step.kind, step.group, near * nodes, step.nbytes, seconds)
+
+
+def _rows(plan: Plan, cluster: Cluster, kernels: Any) -> list[list[float]]:
+    """The times of every launch: once, or for each rank."""
+    if not isinstance(kernels, (list, tuple)) or all(isinstance(k, (int, float)) for k in kernels):
+        return [_seconds(plan, kernels)]
+    if len(kernels) != cluster.ranks:
+        raise BadValue("kernels", kernels, f"times of {cluster.ranks} ranks, or of one for all")
+    for step in plan.collectives:
+        near, nodes = cluster.shape(step.group)
+        if near * nodes != cluster.ranks:
+            raise BadValue(f"group {step.group!r}", near * nodes, "all ranks, each with its times")
+    return [_seconds(plan, one) for one in kernels]
 
 
 def _seconds(plan: Plan, kernels: Any) -> list[float]:

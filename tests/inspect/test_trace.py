@@ -247,10 +247,55 @@ def test_costs_follow_from_shapes() -> None:
 
 
 @pytest.mark.cuda
-def test_cuda_is_timed_by_events() -> None:
-    x = torch.randn(512, 512, device="cuda")
-    program = graft.compile(lambda x: (x @ x).relu(), (x,), mode="eager")
-    profile = program.profile((x,), repeat=3)
-    assert profile.device == "cuda"
+@pytest.mark.parametrize("mode", ["eager", "default", "reduce-overhead"])
+def test_cuda_launches_are_timed_on_their_streams(mode: str, tmp_path: pathlib.Path) -> None:
+    def model(x: Tensor) -> Tensor:
+        with graft.stream("side"):
+            left = torch.relu(x @ x)
+        return left + torch.tanh(x @ x.T)
+
+    x = torch.randn(2048, 2048, device="cuda")
+    program = graft.compile(model, (x,), mode=mode)
+    profile = program.profile((x,), repeat=5)
+    print(profile)  # seen where it fails
+    assert (profile.device, profile.captured) == ("cuda", True)
+    assert [k.name for k in profile.kernels] == [step.kernel for step in program.plan.launches]
+    assert {kernel.stream for kernel in profile.kernels} == {"main", "side"}
+    found = check_trace(profile.trace)
+    assert set(found.tracks.values()) == {"stream main", "stream side"}
+    assert len(found.slices) == 5 * len(program.plan.launches)
+    products = [kernel for kernel in profile.kernels if kernel.cost.flops >= 2 * 2048**3]
+    assert len(products) == 2
+    assert all(0.1 < kernel.share <= 1 for kernel in products)
+    assert sum(k.seconds for k in products) > 0.5 * sum(k.seconds for k in profile.kernels)
+    for call in profile.calls:
+        assert 0 < call.seconds < 0.1
+        for arrow in call.arrows:  # a wait is seen: what comes after begins after
+            assert call.spans[arrow.before].end <= call.spans[arrow.after].start + 5e-6
+    program.report.html(tmp_path / "report.html")
+    torch.testing.assert_close(program(x), model(x), rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.cuda
+def test_short_cuda_kernels_do_not_count_the_host() -> None:
+    """A row of small calls is bound by their launches; a kernel's time is its own."""
+
+    def model(x: Tensor) -> Tensor:
+        for _ in range(50):
+            x = torch.sin(x)
+        return x
+
+    x = torch.randn(64, device="cuda")
+    profile = graft.compile(model, (x,), mode="eager").profile((x,))
+    assert len(profile.kernels) == 50
+    assert profile.captured
+    assert sum(kernel.seconds for kernel in profile.kernels) < profile.seconds
+
+
+@pytest.mark.cuda
+def test_what_cannot_be_captured_is_timed_launch_by_launch() -> None:
+    x = torch.randn(64, device="cuda")
+    program = graft.compile(lambda x: x[x > 0] * 2, (x,), mode="eager")
+    profile = program.profile((x,), repeat=2)
+    assert not profile.captured
     assert all(kernel.seconds > 0 for kernel in profile.kernels)
-    check_trace(profile.trace)

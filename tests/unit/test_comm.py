@@ -14,6 +14,7 @@ from torch import Tensor
 import torchgraft as graft
 from torchgraft.comm import wait
 from torchgraft.comm.fit import Entry, difference
+from torchgraft.comm.turn import Turn, turn
 from torchgraft.errors import BadPlan, CannotCapture, NoGroup, WrongGroup
 from torchgraft.inspect.timeline import predict
 from torchgraft.plan import Collective, Plan
@@ -242,28 +243,18 @@ def test_a_wait_ends() -> None:
     store.set("there", "1")
     assert wait.missing(store, ["there"], 60) == []
     assert wait.missing(store, ["there", "not"], 0.01) == ["not"]
+    assert wait.polled(store, "there", 60)
+    assert not wait.polled(store, "not", 0.01)
 
 
-@pytest.mark.cuda
-def test_nccl_inside_a_captured_graph() -> None:
-    """A world of one GPU: the collective is part of the captured graph, and its result right."""
-    if not dist.is_nccl_available():
-        pytest.skip("torch without NCCL")
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        x = torch.randn(64, 64, device="cuda")
-
-        def fn(x: Tensor) -> Tensor:
-            return functional.all_reduce(x @ x, "sum", dist.group.WORLD) + (x @ x).sin()
-
-        compiled = graft.compile(fn, (x,), mode="reduce-overhead")
-        for scale in (1.0, 2.0, 3.0):
-            torch.testing.assert_close(compiled(x * scale), fn(x * scale), atol=1e-3, rtol=1e-3)
-        notes = "\n".join(compiled.report.notes)
-        assert "the captured CUDA graph holds its collectives" in notes
-        assert "not captured" not in notes
-    finally:
-        dist.destroy_process_group()
+def test_a_turn_is_taken_once() -> None:
+    store = dist.HashStore()
+    first, second, other = (Turn(store, 0.01, name) for name in ("a", "a", "b"))
+    assert (first.first, second.first, other.first) == (True, False, True)
+    assert second.result() is None  # the first one did not get through in time
+    first.done("made")
+    assert second.result() == "made"
+    assert turn("anything") is None  # this process is alone
 
 
 def test_results_that_nobody_reads_yet_are_bounded(

@@ -12,6 +12,7 @@ import pathlib
 import platform
 import sys
 import tempfile
+import uuid
 import weakref
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,34 @@ def mode_options(mode: str) -> dict[str, Any]:
 
     options = list_mode_options().get(mode, {})
     return {k: v for k, v in options.items() if not k.startswith("triton.cudagraph")}
+
+
+def cache_id() -> str | None:
+    """The same text in every process that shares Inductor's cache of graphs; None where there is
+    no such cache."""
+    from torch._inductor import config
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    if not config.fx_graph_cache or config.force_disable_caches:
+        return None
+    file = pathlib.Path(cache_dir()) / "torchgraft.id"
+    own = file.with_suffix(f".{uuid.uuid4().hex}")
+    try:
+        if not file.exists():
+            own.write_text(own.suffix)
+            with contextlib.suppress(FileExistsError):
+                file.hardlink_to(own)  # whole, or not there
+            own.unlink()
+        return file.read_text()
+    except OSError:  # read-only, say: then nothing can be left for others
+        return None
+
+
+def cache_hits() -> int:
+    """How many graphs this process has found in Inductor's cache."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["inductor"]["fxgraph_cache_hit"])
 
 
 _GRAPH_IDS = itertools.count()

@@ -14,14 +14,16 @@ import torch
 
 from torchgraft import progress
 from torchgraft.comm.call import bind
+from torchgraft.comm.capture import refusal
 from torchgraft.fx.cost import Cost, Machine, bytes_of, main_dtype, measure
 from torchgraft.fx.dialect import is_view
 from torchgraft.inspect import trace
 from torchgraft.inspect.cost import costs
 from torchgraft.inspect.timeline import Timeline, measured
 from torchgraft.plan import Buffer, Launch, PlanStep
-from torchgraft.program import Program, execute
-from torchgraft.run import host
+from torchgraft.program import Program, execute, written
+from torchgraft.report import Report
+from torchgraft.run import cuda, host
 
 WARM_UP = 2
 """Calls before the first one that counts."""
@@ -50,6 +52,8 @@ class Profile:
     """Each call on its own time axis."""
     seconds: float
     """The median of a whole call as a user makes it: nothing inside is timed then."""
+    captured: bool = False
+    """Whether launches were timed inside one CUDA graph, so that none has to wait for the host."""
 
     @property
     def timeline(self) -> Timeline:
@@ -98,6 +102,7 @@ class Profile:
             f"{len(self.kernels)} launches, {total * 1e6:.1f} us in them",
             f"peak: {self.machine.bandwidth / 1e9:.1f} GB/s, "
             f"{self.machine.flops / 1e9:.1f} GFLOP/s",
+            *(["timed inside one CUDA graph"] if self.captured else []),
             *([] if self.hidden is None else [f"collectives: {self.hidden:.0%} hidden by others"]),
             f"{'us':>10} {'part':>6} {'MB':>9} {'MFLOP':>9} {'roofline':>8}  {'stream':8} kernel",
         ]
@@ -124,7 +129,7 @@ def profile(
     Inputs that the program writes are given as copies.
     """
     device = torch.device(program.report.device)
-    run = Stopwatch(program)
+    run = Stopwatch(program, capture=True)
     calls: list[Timeline] = []
     with torch.no_grad():
         for number in progress.each("call", range(repeat + WARM_UP)):
@@ -142,27 +147,52 @@ def profile(
     whole = statistics.median(_timed(call, device) for _ in range(repeat))
     report = program.report
     program.profile = Profile(
-        report.name, report.device, machine, tuple(kernels), tuple(calls), whole
+        report.name, report.device, machine, tuple(kernels), tuple(calls), whole, run.captured
     )
     return program.profile
 
 
 class Stopwatch:
     """Runs a program's plan launch by launch with a clock around each: on the host the thread's, on
-    a device events of the launch's stream. A captured CUDA graph is not taken apart; what it holds
-    is run one by one here. One call at a time."""
+    a device events of the launch's stream. One call at a time.
 
-    def __init__(self, program: Program) -> None:
+    With `capture` the launches and their events are one CUDA graph where that can be, whatever the
+    mode of the program: short kernels are over before the host has launched the next one, which
+    would count as their time.
+    """
+
+    def __init__(self, program: Program, *, capture: bool = False) -> None:
         device = torch.device(program.report.device)
         self._clock: Clock = HostClock() if device.type == "cpu" else DeviceClock(device)
-        self._run = _instrumented(program, self._clock)
         self._plan, self._sizes = program.plan, buffer_sizes(program)
+        self._notes = Report("", "", "")
+        instrumented = _instrumented(program, self._clock)
+
+        def run(inputs: list[Any]) -> Any:
+            self._clock.begin()
+            return instrumented(inputs)
+
+        self._run: Callable[[list[Any]], Any] = run
+        self._capture = capture and device.type == "cuda"
+        if self._capture:
+            self._run = cuda.Captured(
+                run,
+                static=frozenset(),
+                written=written(program.gm),
+                report=self._notes,
+                alias_outputs=True,
+                collectives=refusal(program.plan),
+            )
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, Timeline]:
         """The outputs, and when each launch ran."""
-        self._clock.begin()
         result = self._run(inputs)
         return result, measured(self._plan, self._clock.times(), self._sizes)
+
+    @property
+    def captured(self) -> bool:
+        """Whether it measures inside a CUDA graph; known after the first call."""
+        return self._capture and not any("not captured" in note for note in self._notes.notes)
 
 
 def buffer_sizes(program: Program) -> dict[Buffer, int]:
@@ -231,12 +261,15 @@ class DeviceClock:
         self._api: Any = torch.get_device_module(device)
 
     def begin(self) -> None:
-        self._api.synchronize()
+        if self._api is not torch.cuda or not torch.cuda.is_current_stream_capturing():
+            self._api.synchronize()
         self._events: dict[int, tuple[Any, Any]] = {}
         self._start = self._event()
 
     def _event(self) -> Any:
-        event = self._api.Event(enable_timing=True)
+        """Now, on the current stream. Inside a CUDA graph every replay records it again."""
+        external = {"external": True} if self._api is torch.cuda else {}
+        event = self._api.Event(enable_timing=True, **external)
         event.record()
         return event
 

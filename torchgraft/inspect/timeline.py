@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
-from torchgraft.plan import Buffer, Collective, Free, Launch, Plan, Record, Wait
+from torchgraft.plan import Buffer, Collective, Free, Launch, Plan, PlanStep, Record, Wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,29 +67,60 @@ class Timeline:
 def predict(plan: Plan, durations: Sequence[float], sizes: Mapping[Buffer, int]) -> Timeline:
     """The timeline of a plan whose launches take so long, when every stream only waits for what
     the plan tells it to. The longest chain of launches is marked critical."""
-    at: dict[str, float] = {}  # the time that each stream has reached
-    last: dict[str, int] = {}  # the launch that it reached it with
-    events: dict[str, tuple[float, int | None]] = {}
-    cause: dict[int, int | None] = {}
-    spans: list[Span] = []
+    [line] = predict_together(plan, [durations], sizes)
+    return line
+
+
+def predict_together(
+    plan: Plan, durations: Sequence[Sequence[float]], sizes: Mapping[Buffer, int]
+) -> list[Timeline]:
+    """The timelines of ranks that all run a plan, each with durations of its own: a collective
+    begins for all when the last one has come to it, and lasts from there. The others wait in it."""
+    walks = [_Walk() for _ in durations]
+    index = 0
     for step in plan.steps:
-        now = at.setdefault(step.stream, 0.0)
-        if isinstance(step, Launch):
-            index = len(spans)
-            cause[index] = last.get(step.stream)
-            end = now + durations[index]
-            talks = isinstance(step, Collective)
-            spans.append(Span(index, step.kernel, step.stream, now, end, collective=talks))
-            at[step.stream], last[step.stream] = end, index
-        elif isinstance(step, Record):
-            events[step.event] = (now, last.get(step.stream))
+        if not isinstance(step, Launch):
+            for walk in walks:
+                walk.follow(step)
+            continue
+        talks = isinstance(step, Collective)
+        begin = max(walk.now(step.stream) for walk in walks) if talks else 0.0
+        for walk, own in zip(walks, durations, strict=True):
+            walk.launch(step, (begin if talks else walk.now(step.stream)) + own[index])
+        index += 1
+    return [_timeline(plan, _marked(walk.spans, walk.cause), sizes) for walk in walks]
+
+
+class _Walk:
+    """One rank on its way through a plan."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, float] = {}  # the time that each stream has reached
+        self._last: dict[str, int] = {}  # the launch that it reached it with
+        self._events: dict[str, tuple[float, int | None]] = {}
+        self.cause: dict[int, int | None] = {}
+        self.spans: list[Span] = []
+
+    def now(self, stream: str) -> float:
+        return self._at.get(stream, 0.0)
+
+    def launch(self, step: Launch, end: float) -> None:
+        index, stream = len(self.spans), step.stream
+        talks = isinstance(step, Collective)
+        self.spans.append(Span(index, step.kernel, stream, self.now(stream), end, collective=talks))
+        self.cause[index] = self._last.get(stream)
+        self._at[stream], self._last[stream] = end, index
+
+    def follow(self, step: PlanStep) -> None:
+        """A record or a wait."""
+        if isinstance(step, Record):
+            self._events[step.event] = (self.now(step.stream), self._last.get(step.stream))
         elif isinstance(step, Wait):
-            reached, by = events[step.event]
-            if reached > now:
-                at[step.stream] = reached
+            reached, by = self._events[step.event]
+            if reached > self.now(step.stream):
+                self._at[step.stream] = reached
                 if by is not None:
-                    last[step.stream] = by
-    return _timeline(plan, _marked(spans, cause), sizes)
+                    self._last[step.stream] = by
 
 
 def measured(

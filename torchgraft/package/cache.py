@@ -18,7 +18,7 @@ from torchgraft.package.archive import KEY, TEMPORARY, Archive
 from torchgraft.package.fingerprint import Unknowable
 from torchgraft.package.key import Key, differences, digest, key_of
 from torchgraft.package.load import Loaded, opened
-from torchgraft.package.ranks import turn
+from torchgraft.package.ranks import turn_of
 from torchgraft.package.save import ahead, weights_of
 
 log = logging.getLogger("torchgraft")
@@ -41,21 +41,21 @@ class Cache:
             key = key_of(name, front_end, captures, config)
         except Unknowable as error:
             return _uncached(name, front_end, captures, config, f"not cached: {error}")
-        part = turn(key, captures)
+        part = turn_of(key, captures, config)
         if part is None:
             return self._own(key, name, front_end, captures, config)
         if part.first:
-            made: list[Compiled] = []
-
-            def make() -> Path | None:
-                made.append(self._own(key, name, front_end, captures, config))
-                return self._path(key) if isinstance(made[0], Loaded) else None
-
-            part.compile(make)
-            return made[0]
-        path = part.package(self.folder)
+            made = ""
+            try:
+                compiled = self._own(key, name, front_end, captures, config)
+                made = self._path(key).name if isinstance(compiled, Loaded) else ""
+                return compiled
+            finally:
+                part.done(made)
+        said = part.result()
+        path = self.folder / Path(said).name if said else None
         why = "the first rank made no package that this one can see"
-        if path is not None:
+        if path is not None and path.exists():
             try:
                 return self._taken(path, captures)
             except (GraftError, OSError) as error:

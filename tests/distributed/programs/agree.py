@@ -329,6 +329,39 @@ def one_rank_compiles() -> None:
 
 
 @check
+def verification_needs_every_rank() -> None:
+    """It runs the program, so with a cache, too, no rank waits for another to compile."""
+    x = torch.randn(4)
+    settings = {"mode": "eager", "cache_dir": OUT / "verified", "verify": "end"}
+    compiled = graft.compile(lambda x: reduce(x * 2), (x,), **settings)
+    torch.testing.assert_close(compiled(x), 4 * x)
+
+
+@check
+def one_rank_generates_code() -> None:
+    """Behind torch.compile, too: the others find the code in Inductor's cache."""
+    unique = [random.SystemRandom().random()]
+    dist.broadcast_object_list(unique)
+
+    def fn(x: Tensor) -> Tensor:
+        return (reduce((x * unique[0]).sin()) + unique[0]).cos()
+
+    programs: list[Program] = []
+    backend = graft.backend(graft.Config(), on_program=programs.append)
+    x, size = torch.randn(32), dist.get_world_size()
+    torch.testing.assert_close(torch.compile(fn, backend=backend)(x), fn(x))
+    [program] = programs
+    said = "another rank generated the code of"
+    found = [note for note in program.report.notes if note.startswith(said)]
+    taken = [int(note.removeprefix(said).split()[0]) for note in found]
+    everybody = [None] * size
+    dist.all_gather_object(everybody, sum(taken))
+    regions = len(program.report.regions)
+    assert regions == 2
+    assert sum(everybody) == regions * (size - 1), everybody
+
+
+@check
 def an_unknown_group() -> None:
     x = torch.ones(4)
     compiled = graft.compile(lambda x: reduce(x), (x,), mode="eager")
