@@ -113,6 +113,83 @@ def test_what_cannot_be_captured_runs_and_says_why() -> None:
     assert any("not captured" in note for note in compiled.report.notes)
 
 
+def test_a_failed_capture_leaves_nothing_behind() -> None:
+    @torch.library.custom_op("cuda_captures::looks", mutates_args=())
+    def looks(x: Tensor) -> Tensor:
+        return x * float(x.sum())  # the host waits for the device
+
+    @looks.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    x, stream = torch.randn(64, device="cuda"), torch.cuda.current_stream()
+    compiled = graft.compile(lambda x: looks(x) + 1, (x,), mode="reduce-overhead")
+    torch.testing.assert_close(compiled(x), x * x.sum() + 1)
+    assert any("not captured" in note for note in compiled.report.notes)
+    assert torch.cuda.current_stream() == stream
+    torch.randn(8, device="cuda")
+    again = graft.compile(lambda x: torch.rand_like(x) + x, (x,), mode="reduce-overhead")
+    assert not torch.equal(again(x), again(x))
+
+
+def test_captured_calls_on_several_streams_do_not_mix() -> None:
+    """Each call gets inputs of its own, late ones, and no stream waits for another."""
+    args = tuple(torch.randn(256, 256, device="cuda") for _ in range(2))
+    compiled = graft.compile(Chains(), args, mode="reduce-overhead")
+    compiled(*args)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    asked = [tuple(torch.randn_like(a) for a in args) for _ in range(30)]
+    torch.cuda.synchronize()
+    results = []
+    for number, given in enumerate(asked):
+        with torch.cuda.stream(streams[number % 3]):
+            torch.cuda._sleep(100_000 * (number % 4))
+            results.append(compiled(*(a + 0 for a in given)))
+    torch.cuda.synchronize()
+    for given, result in zip(asked, results, strict=True):
+        torch.testing.assert_close(result, Chains()(*given), rtol=1e-3, atol=1e-3)
+
+
+def test_outputs_that_share_memory_still_do_and_odd_layouts_are_kept() -> None:
+    def fn(x: Tensor, wide: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        return y, y[1:], y.t(), wide[:, ::2] + 1, (x + 1).expand(2, 3, 4)
+
+    x, wide = torch.randn(3, 4, device="cuda"), torch.randn(4, 4, device="cuda").expand(2, 4, 4)[0]
+    compiled = graft.compile(fn, (x, wide), mode="reduce-overhead")
+    for _ in range(3):
+        x = torch.randn_like(x)
+        got, want = compiled(x, wide), fn(x, wide)
+        torch.testing.assert_close(got, want)
+        assert [g.stride() for g in got] == [w.stride() for w in want]
+        got[0].zero_()
+        assert not got[1].any()
+        assert not got[2].any()
+
+
+def test_an_input_with_gaps_is_written_and_nothing_between_is() -> None:
+    def fn(x: Tensor) -> Tensor:
+        x.add_(1)
+        return x.sum()
+
+    whole = torch.zeros(4, 8, device="cuda")
+    compiled = graft.compile(fn, (whole[:, ::2],), mode="reduce-overhead")
+    for number in range(1, 4):
+        whole[:, 1::2] = 7 * number  # must survive
+        assert compiled(whole[:, ::2]) == 16 * number
+        assert (whole[:, 1::2] == 7 * number).all()
+
+
+def test_a_captured_program_may_be_called_with_and_without_inference_mode() -> None:
+    model, (x,) = on_gpu("mlp")
+    compiled = graft.compile(model, (x,), mode="reduce-overhead")
+    with torch.inference_mode():
+        assert compiled(x).is_inference()
+    weight = torch.ones((), device="cuda", requires_grad=True)
+    (compiled(x) * weight).sum().backward()
+    torch.testing.assert_close(weight.grad, compiled(x).sum())
+
+
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_training(mode: str) -> None:
     model, args = on_gpu("cnn")
@@ -202,6 +279,20 @@ def test_a_slow_producer_is_waited_for(mode: str) -> None:
         x = torch.randn_like(x)
         want = (2 * x + 2 * x.sin(), (4 * x * x.sin()).sum())
         torch.testing.assert_close(compiled(x), want, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("mode", ["eager", "reduce-overhead"])
+def test_independent_chains_overlap(mode: str) -> None:
+    """Two chains of 2048² products: while one stream has not ended, the other has begun."""
+    args = tuple(torch.randn(2048, 2048, device="cuda", dtype=torch.half) / 64 for _ in range(2))
+    compiled = graft.compile(Chains(), args, mode=mode)
+    spans = compiled.profile(args).timeline.spans
+    main, side = (
+        [span for span in spans if span.stream == stream and span.kernel != spans[-1].kernel]
+        for stream in ("main", "side")
+    )
+    assert min(s.start for s in side) < max(s.end for s in main)
+    assert min(s.start for s in main) < max(s.end for s in side)
 
 
 def test_calls_on_different_streams_do_not_share_memory_too_early() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
@@ -117,3 +120,47 @@ def test_symbolic_sizes_survive() -> None:
     for rows in (2, 5):
         x = torch.randn(rows, 6)
         torch.testing.assert_close(parts(x)[0], three_norms(x, x))
+
+
+class Masked(torch.nn.Module):
+    """Attention under a mask that is made of comparisons, as Hugging Face makes it."""
+
+    def __init__(self, mask: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = torch.arange(x.shape[-2])
+        mask = self.mask(at[:, None], at[None, :]).expand(x.shape[-2], x.shape[-2])
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("mask", "args"),
+    [
+        (lambda q, k: q >= 0, ()),  # nothing is hidden
+        (lambda q, k: (q < 0) * 1.0, ()),
+        (lambda q, k: q >= k, (0.0, True)),  # what lies ahead is
+        (lambda q, k: q <= k, None),
+        (lambda q, k: (q < k) * -1.0, None),
+        (lambda q, k: (q - k).abs() < 3, None),
+    ],
+)
+def test_a_mask_that_attention_can_do_without(
+    mask: Callable[[Tensor, Tensor], Tensor], args: tuple[object, ...] | None
+) -> None:
+    model, x = Masked(mask), torch.randn(1, 2, 8, 16)
+    compiled = graft.compile(model, (x,), mode="eager")
+    torch.testing.assert_close(compiled(x), model(x))
+    [call] = [n for n in compiled.graph.gm.graph.nodes if "attention" in str(n.target)]
+    assert ("attn_mask" in call.kwargs) is (args is None)
+    assert args is None or call.args[3:] == args
+
+
+def test_a_mask_that_depends_on_the_input_stays() -> None:
+    def attend(x: Tensor, hidden: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=hidden >= 0)
+
+    x, hidden = torch.randn(1, 2, 8, 16), torch.randn(8, 8)
+    compiled = graft.compile(attend, (x, hidden.abs()), mode="eager")
+    torch.testing.assert_close(compiled(x, hidden), attend(x, hidden))

@@ -12,6 +12,8 @@ import torchgraft as graft
 from torchgraft._torch import generator
 from torchgraft.codegen import inductor, regions
 
+aten = torch.ops.aten
+
 
 def region(model: nn.Module, x: torch.Tensor, **fields: object) -> torch.fx.GraphModule:
     """The model's only region, as the generator gets it."""
@@ -130,3 +132,28 @@ def test_a_package_with_few_rows_takes_new_weights(tmp_path: Path) -> None:
     loaded.load_state_dict(other.state_dict())
     with torch.no_grad():
         torch.testing.assert_close(loaded(x), other(x), rtol=1e-4, atol=1e-5)
+
+
+def test_the_relu_of_a_product_is_joined_with_it() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    x = torch.randn(3, 8)
+    gm = region(model, x)
+    inductor.join_relu(gm, "cuda")
+    assert not gm.graph.find_nodes(op="call_function", target=aten._addmm_activation.default)
+    inductor.join_relu(gm, "cpu")
+    calls = [node.target for node in gm.graph.nodes if "addmm" in str(node.target)]
+    assert calls == [aten._addmm_activation.default, aten.addmm.default]
+    torch.testing.assert_close(gm(x)[0], model(x))
+
+
+def test_a_product_that_is_read_before_its_relu_stays() -> None:
+    linear, x = nn.Linear(8, 16), torch.randn(3, 8)
+
+    class Both(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = linear(x)
+            return y.relu() + y
+
+    gm = region(Both(), x)
+    inductor.join_relu(gm, "cpu")
+    assert not gm.graph.find_nodes(op="call_function", target=aten._addmm_activation.default)

@@ -25,13 +25,6 @@ def launch_of(graph: torch.cuda.CUDAGraph) -> Callable[[], None]:
     return functools.partial(torch._C._CUDAGraph.replay, graph)
 
 
-def plain_tensors() -> contextlib.AbstractContextManager[object]:
-    """Inside, no inference tensors are made."""
-    if torch.is_inference_mode_enabled():
-        return torch.inference_mode(False)
-    return contextlib.nullcontext()
-
-
 @contextlib.contextmanager
 def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     """Capture the current stream's work, other threads undisturbed.

@@ -41,6 +41,8 @@ def generate(
         options = _UNASKED | options
     onednn = by_onednn(gm)
     gm = decompose(gm, inputs, _torch.inductor_decompositions())
+    if config.mode != "max-autotune":  # which compares kernels with epilogues of their own
+        join_relu(gm, "cuda")
     return generator.compile_graph(
         gm,
         inputs,
@@ -74,6 +76,24 @@ def _lays_out(node: Node) -> bool:
     if node.op != "call_function" or node.target in _LAID_OUT:
         return True
     return not has_formula(node.target) and not _torch.is_fallback(node.target)
+
+
+def join_relu(gm: GraphModule, device: str) -> None:
+    """Let cuBLAS do the relu of a product with bias: otherwise it is a kernel of its own."""
+    for relu in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default):
+        product = relu.args[0]
+        if product.target is not torch.ops.aten.addmm.default or len(product.users) > 1:
+            continue
+        bias = product.args[0].meta["val"]
+        if product.kwargs or bias.ndim != 1 or bias.device.type != device:
+            continue
+        with gm.graph.inserting_before(relu):
+            joined = gm.graph.call_function(torch.ops.aten._addmm_activation.default, product.args)
+        joined.meta |= relu.meta
+        relu.replace_all_uses_with(joined)
+        gm.graph.erase_node(relu)
+        gm.graph.erase_node(product)
+    gm.recompile()
 
 
 FEW_ROWS, FEW_FLOPS = 6, 2e5

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.fx.node import map_arg
 
 from torchgraft import _torch
 from torchgraft.fx import meta
+from torchgraft.fx.attention import plain_masks
 
 Table = Mapping[Any, Callable[..., Any]]
 Parts = dict[Node, GraphModule]
@@ -41,7 +43,10 @@ def parts_of(graph: Graph, table: Table) -> Parts | None:
         return None
     declined = _torch.declined_decompositions()
     parts = _trace_parts(
-        graph, table, lambda op: op in table or (_torch.is_composite(op) and op not in declined)
+        graph,
+        table,
+        lambda op: op in table or (_torch.is_composite(op) and op not in declined),
+        plain_masks(graph),
     )
     return parts if all(_stands_for(part, node) for node, part in parts.items()) else None
 
@@ -97,27 +102,34 @@ def _marked(traced: GraphModule, source: GraphModule) -> GraphModule:
     return traced
 
 
-def _trace_parts(graph: Graph, table: Table, wanted: Callable[[Any], bool]) -> Parts:
-    """The parts of each wanted call; equal calls have the same."""
+def _trace_parts(
+    graph: Graph,
+    table: Table,
+    wanted: Callable[[Any], bool],
+    instead: Mapping[Node, Callable[..., Any]] = MappingProxyType({}),
+) -> Parts:
+    """The parts of each wanted call, or of what is to be called instead; equal calls have the
+    same."""
     traced: dict[str, GraphModule] = {}
     parts: Parts = {}
     for node in graph.nodes:
         if node.op != "call_function" or not wanted(node.target):
             continue
-        key = _key(node)
+        fn = instead.get(node, node.target)
+        key = _key(node, fn)
         if key not in traced:
-            traced[key] = _trace(node, table)
+            traced[key] = _trace(node, fn, table)
         parts[node] = traced[key]
     return parts
 
 
-def _trace(node: Node, table: Table) -> GraphModule:
+def _trace(node: Node, fn: Any, table: Table) -> GraphModule:
     used = node.all_input_nodes
 
     def call(*values: Any) -> Any:
         known = dict(zip(used, values, strict=True))
         args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return fn(*args, **kwargs)
 
     # Not what needs a gradient: `matmul` comes apart otherwise where a weight does.
     values = [n.meta["val"] for n in used]
@@ -125,8 +137,8 @@ def _trace(node: Node, table: Table) -> GraphModule:
     return _torch.retrace(call, fakes, table)
 
 
-def _key(node: Node) -> str:
-    """Equal for calls of one operator with equal arguments on inputs of equal types."""
+def _key(node: Node, fn: Any) -> str:
+    """Equal for calls of one function with equal arguments on inputs of equal types."""
     used = node.all_input_nodes
 
     def kind(used_node: Node) -> str:
@@ -137,7 +149,7 @@ def _key(node: Node) -> str:
         kinds = (value.dtype, value.device, value.layout)
         return f"{which} {tuple(value.shape)} {stride} {kinds}"
 
-    return repr((node.target, map_arg((node.args, node.kwargs), kind)))
+    return repr((fn, map_arg((node.args, node.kwargs), kind)))
 
 
 def _inline(gm: GraphModule, node: Node, part: GraphModule, prefix: str, mode: Any) -> None:

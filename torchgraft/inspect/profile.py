@@ -177,11 +177,11 @@ class Stopwatch:
         if self._capture:
             self._run = cuda.Captured(
                 run,
-                static=frozenset(),
-                written=written(program.gm),
                 report=self._notes,
+                written=written(program.gm),
                 alias_outputs=True,
-                collectives=refusal(program.plan),
+                refusal=lambda: refusal(program.plan),
+                collective=bool(program.plan.collectives),
             )
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, Timeline]:

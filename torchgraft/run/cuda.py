@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +49,8 @@ class Captured:
         self._run, self._static, self._written, self._report = run, static, written, report
         self._alias_outputs, self._fixed = alias_outputs, fixed
         self._refusal, self._collective = refusal, collective
-        self._graphs: collections.OrderedDict[Any, _Graph] = collections.OrderedDict()
+        self._graphs: dict[Any, _Graph] = {}
+        self._only: _Graph | None = None  # of a program with one shape
         self._lock = threading.Lock()
         self._refused = self._warm = False
 
@@ -58,22 +58,22 @@ class Captured:
         if self._refused or private.is_capturing():
             return self._run(args)
         with self._lock:
-            key = self._key(args)
-            graph = self._graphs.get(key)
-            if graph is None:
-                graph = self._capture(args)
-                if graph is None:
-                    return self._run(args)
-                self._graphs[key] = graph
-                if len(self._graphs) > MOST_SHAPES:
-                    self._graphs.popitem(last=False)
-            elif len(self._graphs) > 1:
-                self._graphs.move_to_end(key)
-            return graph(args)
+            graph = self._only or self._graph_for(args)
+            return self._run(args) if graph is None else graph(args)
+
+    def _graph_for(self, args: list[Any]) -> _Graph | None:
+        """The graph of these inputs' shapes; None where there can be none."""
+        key = self._key(args)
+        graph = self._graphs.pop(key, None) or self._capture(args)
+        if graph is not None:
+            self._graphs[key] = graph  # the last one, so the last to go
+            if len(self._graphs) > MOST_SHAPES:
+                del self._graphs[next(iter(self._graphs))]
+            if self._fixed and graph.is_free:
+                self._only = graph
+        return graph
 
     def _key(self, args: Sequence[Any]) -> Any:
-        if self._fixed:
-            return tuple([args[i].data_ptr() for i in self._static])
         key: list[Any] = []
         for i, arg in enumerate(args):
             if not isinstance(arg, Tensor):
@@ -133,7 +133,8 @@ class Captured:
 
 
 class _Graph:
-    """The capture of one shape, on a stream that is not the default one."""
+    """The capture of one shape, on a stream that is not the default one. A free one does not care
+    where its inputs lie."""
 
     def __init__(
         self,
@@ -147,6 +148,7 @@ class _Graph:
         back = [i for i in moved if i in written]
         own = {i: (inputs[i].data_ptr(), _bytes(inputs[i])) for i in moved}
         self._at = {i: args[i].data_ptr() for i in moved}
+        self.is_free = all(own is not arg for own, arg in zip(inputs, args, strict=True))
         self._inputs = inputs  # alive as long as the graph
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         with private.capturing(self._graph):
@@ -158,10 +160,8 @@ class _Graph:
             # Each launch is told where to.
             made = ports.add([(part.origin, part.origin, part.size) for part in self._parts])
         self._graph.instantiate()
-        self._launch, self._redirect = (
-            private.launch_of(self._graph),
-            ports.redirecting(self._graph),
-        )
+        self._launch = private.launch_of(self._graph)
+        self._redirect = ports.redirect_of(self._graph)
         homeward = dict(zip(back, backs, strict=True))
         self._moved = [
             (i, node, *own[i], homeward.get(i)) for i, node in zip(moved, nodes, strict=True)
@@ -171,11 +171,12 @@ class _Graph:
         self._device = torch.cuda.current_device()
         self._ahead = sum(part.size for part in self._parts) <= AHEAD
         self._ready: list[Any] | None = None
-        self._stream = 0  # that those were made on
+        self._for = (0, False)  # the stream and the inference mode that those were made under
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        stream, results = private.raw_stream(self._device), self._ready
-        if results is None or stream != self._stream:
+        now = (private.raw_stream(self._device), torch.is_inference_mode_enabled())
+        results = self._ready
+        if results is None or now != self._for:
             results = self._make()
         for i, node, own, size, back in self._moved:
             at = args[i].data_ptr()
@@ -189,17 +190,15 @@ class _Graph:
             results[i] = _same_view(self._outputs[i], self._inputs[source], args[source])
         args.clear()
         # Beside the device's work.
-        self._ready, self._stream = self._make() if self._ahead else None, stream
+        self._ready, self._for = self._make() if self._ahead else None, now
         return results
 
     def _make(self) -> list[Any]:
-        """Outputs of the next launch. They are no inference tensors, whoever calls: who calls next
-        may want to differentiate."""
+        """Outputs of the next launch."""
         results = list(self._outputs)
-        with private.plain_tensors():
-            for part in self._parts:
-                part.make(results)
-                self._redirect(part.node, part.at, part.origin, part.size)
+        for part in self._parts:
+            part.make(results)
+            self._redirect(part.node, part.at, part.origin, part.size)
         return results
 
 
@@ -254,8 +253,9 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _twin(arg: Tensor) -> Tensor:
-    twin = torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device=arg.device)
-    return twin.copy_(arg) if _span(arg) >= arg.numel() else twin  # an expanded one has no room
+    """The same layout in memory of our own, whatever is between the elements included."""
+    memory = arg.as_strided((_span(arg),), (1,)).clone()
+    return memory.as_strided(arg.shape, arg.stride(), 0)
 
 
 def _uncapturable(args: Sequence[Any]) -> str | None:

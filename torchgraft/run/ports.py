@@ -46,33 +46,28 @@ def unavailable() -> str | None:
 
 
 def add(copies: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Add copies (to, from, bytes) to the capture of the current stream, beside each other.
-
-    What is captured next comes after all of them. The nodes, by their handles.
-    """
-    if not copies:
-        return []
+    """Add copies (to, from, bytes) to the capture of the current stream, one after the other: to
+    fork would cost the launch more than small copies take. Their nodes' handles."""
     driver, runtime = _libraries()
     stream = c_void_p(torch.cuda.current_stream().cuda_stream)
-    status, number, graph, count = c_int(), c_uint64(), c_void_p(), c_size_t()
-    before = ctypes.POINTER(c_void_p)()
-    found = (byref(status), byref(number), byref(graph), byref(before), byref(count))
-    driver.cuStreamGetCaptureInfo_v2(stream, *found)
-    nodes = (c_void_p * len(copies))()
-    for i, (to, origin, size) in enumerate(copies):
-        node = c_void_p()
+    nodes = []
+    for to, origin, size in copies:
+        status, number, graph, count = c_int(), c_uint64(), c_void_p(), c_size_t()
+        before, node = ctypes.POINTER(c_void_p)(), c_void_p()
+        found = (byref(status), byref(number), byref(graph), byref(before), byref(count))
+        driver.cuStreamGetCaptureInfo_v2(stream, *found)
         where = (byref(node), graph, before, count, c_void_p(to), c_void_p(origin))
         runtime.cudaGraphAddMemcpyNode1D(*where, c_size_t(size), _DEVICE_TO_DEVICE)
-        nodes[i] = node
-    flag = c_int(_SET_DEPENDENCIES)
-    driver.cuStreamUpdateCaptureDependencies(stream, nodes, c_size_t(len(copies)), flag)
-    return [int(node or 0) for node in nodes]
+        driver.cuStreamUpdateCaptureDependencies(
+            stream, byref(node), c_size_t(1), c_int(_SET_DEPENDENCIES)
+        )
+        nodes.append(int(node.value or 0))
+    return nodes
 
 
-def redirecting(graph: torch.cuda.CUDAGraph) -> Callable[[int, int, int, int], object]:
+def redirect_of(graph: torch.cuda.CUDAGraph) -> Callable[[int, int, int, int], object]:
     """`redirect(node, to, origin, bytes)`: where a copy of later launches goes and comes from."""
     function = _libraries()[1].cudaGraphExecMemcpyNodeSetParams1D
     handle = graph.raw_cuda_graph_exec()
-    return lambda node, to, origin, size: function(
-        handle, node, to, origin, size, _DEVICE_TO_DEVICE
-    )
+    kind = _DEVICE_TO_DEVICE
+    return lambda node, to, origin, size: function(handle, node, to, origin, size, kind)

@@ -1,0 +1,79 @@
+"""Masks of attention that say what attention can be told without one.
+
+Models make masks of `arange` and comparisons that, for fixed sizes, hide nothing or just what lies
+ahead. With a mask, CUDA's fast kernels decline (flash attention takes none, the others want its
+last dimension dense), and what is left computes in float32, step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from torchgraft import _torch
+from torchgraft.fx.dialect import is_random
+
+aten = torch.ops.aten
+
+_MOST = 1 << 24
+"""Elements of a mask that is looked at."""
+
+
+def plain_masks(graph: Graph) -> dict[Node, Callable[..., Any]]:
+    """Calls of attention whose mask can go, and what to call instead with the same arguments."""
+    known: dict[Node, Any] = {}
+    found: dict[Node, Callable[..., Any]] = {}
+    calls = graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default)
+    masked = [node for node in calls if len(node.args) > 3 and isinstance(node.args[3], Node)]
+    if not masked:
+        return {}
+    with _torch.real():
+        for node in masked:
+            value = _constant(node.args[3], known)
+            if isinstance(value, Tensor) and True not in node.args[5:6]:
+                found[node] = _instead(value) or node.target
+    return found
+
+
+def _instead(mask: Tensor) -> Callable[..., Any] | None:
+    shown = mask if mask.dtype == torch.bool else mask == 0
+    if bool(shown.all()):
+        return _unmasked
+    if mask.dtype == torch.bool and mask.ndim > 1 and mask.shape[-1] == mask.shape[-2]:
+        past = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
+        return _causal if bool((mask == past).all()) else None
+    return None
+
+
+def _unmasked(q: Any, k: Any, v: Any, mask: Any = None, *args: Any, **kwargs: Any) -> Any:
+    return aten.scaled_dot_product_attention.default(q, k, v, None, *args, **kwargs)
+
+
+def _causal(
+    q: Any, k: Any, v: Any, mask: Any = None, p: float = 0.0, _: bool = False, **kwargs: Any
+) -> Any:
+    return aten.scaled_dot_product_attention.default(q, k, v, None, p, True, **kwargs)
+
+
+def _size(node: Node) -> float:
+    value = node.meta.get("val")
+    return value.numel() if isinstance(value, Tensor) else float("inf")
+
+
+def _constant(node: Node, known: dict[Node, Any]) -> Any:
+    """The value of a node that depends on no input and no weight, on the CPU; else None."""
+    if node not in known:
+        known[node] = None
+        used = [_constant(one, known) for one in node.all_input_nodes]
+        plain = node.op == "call_function" and not is_random(node) and _size(node) <= _MOST
+        if plain and all(isinstance(value, Tensor) for value in used):
+            args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+            if "device" in kwargs:
+                kwargs = {**kwargs, "device": "cpu"}
+            known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    return known[node]
