@@ -7,6 +7,7 @@ last dimension dense), and what is left computes in float32, step by step.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,10 @@ _MOST = 1 << 24
 
 
 def plain_masks(graph: Graph) -> dict[Node, Callable[..., Any]]:
-    """Calls of attention whose mask can go, and what to call instead with the same arguments."""
+    """Calls of attention whose mask can go, and what to call instead with the same arguments.
+
+    Another kernel may lay its result out otherwise; what was dense before is dense again.
+    """
     known: dict[Node, Any] = {}
     found: dict[Node, Callable[..., Any]] = {}
     calls = graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default)
@@ -35,29 +39,39 @@ def plain_masks(graph: Graph) -> dict[Node, Callable[..., Any]]:
     with _torch.real():
         for node in masked:
             value = _constant(node.args[3], known)
-            if isinstance(value, Tensor) and True not in node.args[5:6]:
-                found[node] = _instead(value) or node.target
+            if not isinstance(value, Tensor) or True in node.args[5:6]:
+                continue
+            if (causal := _causal(value)) is not None:
+                dense = node.meta["val"].is_contiguous()
+                found[node] = functools.partial(_unmasked, causal=causal, dense=dense)
     return found
 
 
-def _instead(mask: Tensor) -> Callable[..., Any] | None:
+def _causal(mask: Tensor) -> bool | None:
+    """Whether a mask hides just what lies ahead (True), or nothing (False); else None."""
     shown = mask if mask.dtype == torch.bool else mask == 0
     if bool(shown.all()):
-        return _unmasked
-    if mask.dtype == torch.bool and mask.ndim > 1 and mask.shape[-1] == mask.shape[-2]:
-        past = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
-        return _causal if bool((mask == past).all()) else None
-    return None
+        return False
+    if mask.dtype != torch.bool or mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
+        return None
+    past = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
+    return True if bool((mask == past).all()) else None
 
 
-def _unmasked(q: Any, k: Any, v: Any, mask: Any = None, *args: Any, **kwargs: Any) -> Any:
-    return aten.scaled_dot_product_attention.default(q, k, v, None, *args, **kwargs)
-
-
-def _causal(
-    q: Any, k: Any, v: Any, mask: Any = None, p: float = 0.0, _: bool = False, **kwargs: Any
+def _unmasked(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    p: float = 0.0,
+    _: bool = False,
+    *,
+    causal: bool,
+    dense: bool,
+    **kwargs: Any,
 ) -> Any:
-    return aten.scaled_dot_product_attention.default(q, k, v, None, p, True, **kwargs)
+    result = aten.scaled_dot_product_attention.default(q, k, v, None, p, causal, **kwargs)
+    return result.contiguous() if dense else result
 
 
 def _size(node: Node) -> float:

@@ -42,12 +42,16 @@ def parts_of(graph: Graph, table: Table) -> Parts | None:
     if _is_symbolic(graph) or not all(map(_is_plain, graph.nodes)):
         return None
     declined = _torch.declined_decompositions()
+    instead = plain_masks(graph)
     parts = _trace_parts(
         graph,
         table,
         lambda op: op in table or (_torch.is_composite(op) and op not in declined),
-        plain_masks(graph),
+        instead,
     )
+    for node in instead:
+        if not _stands_for(parts[node], node):
+            parts[node] = _trace(node, node.target, table)
     return parts if all(_stands_for(part, node) for node, part in parts.items()) else None
 
 

@@ -178,6 +178,8 @@ class _Graph:
         results = self._ready
         if results is None or now != self._for:
             results = self._make()
+        for part in self._parts:
+            self._redirect(part.node, part.at, part.origin, part.size)
         for i, node, own, size, back in self._moved:
             at = args[i].data_ptr()
             if at != self._at[i]:
@@ -189,7 +191,7 @@ class _Graph:
         for i, source in self._views.items():
             results[i] = _same_view(self._outputs[i], self._inputs[source], args[source])
         args.clear()
-        # Beside the device's work.
+        # Beside the device's work; to redirect copies would wait for its end.
         self._ready, self._for = self._make() if self._ahead else None, now
         return results
 
@@ -198,7 +200,6 @@ class _Graph:
         results = list(self._outputs)
         for part in self._parts:
             part.make(results)
-            self._redirect(part.node, part.at, part.origin, part.size)
         return results
 
 
