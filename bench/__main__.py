@@ -47,7 +47,11 @@ def _peers(chosen: str | None, device: str) -> list[str]:
 
 
 def _time(
-    models: Sequence[str], wanted: Sequence[str], setup: measure.Setup, path: str | None
+    models: Sequence[str],
+    wanted: Sequence[str],
+    setup: measure.Setup,
+    path: str | None,
+    together: bool = False,
 ) -> None:
     about = report.machine()
     report.show_machine(about)
@@ -55,10 +59,9 @@ def _time(
         # A pool of compilers for each peer's process would be more processes than processors.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     rows: list[measure.Timing] = []
-    for model in models:
-        timings = measure.measure(model, wanted, setup, _tell)
+    for timings in measure.measure(models, wanted, setup, _tell, together):
         rows += timings
-        report.show_timings(model, timings, setup.device)
+        report.show_timings(timings[0].model, timings, setup.device)
         report.write(path, about, rows)  # after each: a long run that is cut short keeps some
 
 
@@ -99,6 +102,7 @@ def cpu(
 @json_option
 @seconds_option
 @click.option("--dtype", default="float16", type=click.Choice(["float16", "bfloat16", "float32"]))
+@click.option("--together", is_flag=True, help="Build everything at once: for many processors.")
 @click.option("--list", "listing", is_flag=True, help="Models and peers, then stop.")
 def cuda(
     models: tuple[str, ...],
@@ -106,13 +110,14 @@ def cuda(
     path: str | None,
     seconds: float,
     dtype: str,
+    together: bool,
     listing: bool,
 ) -> None:
     """Wall time with a synchronisation after each call, and time between CUDA events."""
     if listing:
         return _list("cuda")
     setup = measure.Setup("cuda", dtype, seconds)
-    return _time(models or _everything(), _peers(chosen, "cuda"), setup, path)
+    return _time(models or _everything(), _peers(chosen, "cuda"), setup, path, together)
 
 
 def _list(device: str) -> None:

@@ -103,6 +103,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] = 
     "attention": (Attention, (HEADS,) * 3),
     "dequantize_matmul": (Dequantized, ((1, 8, 1024),)),
     "conv_bn": (conv, ((1, 32, 56, 56),)),
+    "patches": (lambda: nn.Conv2d(3, 384, 16, 16), ((1, 3, 224, 224),)),
     "softmax_dropout": (Dropped, ((8, 256, 256),)),
 }
 

@@ -6,6 +6,7 @@ another's. The parent asks them for one sample in turn; load then falls on all o
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import faulthandler
 import math
@@ -14,14 +15,14 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bench import models, peers
 
@@ -110,19 +111,12 @@ def error(outputs: Any, reference: Sequence[Tensor]) -> float:
     return worst
 
 
-def _write_reference(case: models.Case, path: Path) -> None:
+def _write_reference(case: models.Case, device: str, path: Path) -> None:
     """Eager in float64, on two sets of inputs: a stale or folded answer fits only one of them."""
-    model = case.model
-    if isinstance(model, nn.Module):
-        model = copy.deepcopy(model).double()
+    exact = models.Case(copy.deepcopy(case.model), case.make).to(device, torch.float64)
     with torch.inference_mode():
         answers = [
-            [
-                t.double()
-                for t in _tensors(
-                    model(*(a.double() if a.is_floating_point() else a for a in case.make(seed)))
-                )
-            ]
+            [t.to("cpu", torch.float64) for t in _tensors(exact.model(*exact.make(seed)))]
             for seed in (0, 1)
         ]
     torch.save(answers, path)
@@ -279,37 +273,72 @@ class _Worker:
             self.process.join()
 
 
+class _Race:
+    """One model and its peers; eager always runs, its error being the measure of the others'."""
+
+    def __init__(self, model: str, chosen: Iterable[str], setup: Setup, scratch: Path) -> None:
+        self.model, self.setup, self.scratch = model, setup, scratch
+        self.order = list(dict.fromkeys(["eager", *chosen]))
+        self.workers: list[_Worker] = []
+        case = models.build(model)
+        self.tolerance = case.tolerance
+        _write_reference(case, setup.device, scratch / "reference.pt")
+
+    def enter(self) -> Iterator[_Worker]:
+        """Start the peers' processes; each begins to build at once."""
+        for peer in self.order:
+            self.workers.append(_Worker(self.model, peer, self.setup, self.scratch))
+            yield self.workers[-1]
+
+    def run(self) -> list[Timing]:
+        timings = [worker.timing for worker in self.workers]
+        _judge(timings, self.tolerance)
+        _rounds(self.workers, self.setup)
+        return timings
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            worker.stop()
+
+
 def measure(
-    model: str,
-    chosen: Iterable[str],
+    names: Iterable[str],
+    chosen: Sequence[str],
     setup: Setup,
     tell: Callable[[Timing], object] = lambda timing: None,
-) -> list[Timing]:
-    """Timings of the chosen peers on one model, in the order asked for; eager is always run.
+    together: bool = False,
+) -> Iterator[list[Timing]]:
+    """Timings of the chosen peers, model by model, in the order asked for.
 
     A peer is right when its error is within the case's tolerance, or within four times eager's own
     error at this precision. A wrong one is timed too, and marked WRONG. `tell` hears of each
-    peer once it is built, which can take minutes.
+    peer once it is built, which can take minutes. Peers are built one after the other, since two
+    builds at once would slow each other; `together`, those of all models at once, which is
+    quicker with many processors and says nothing about the time of a build.
     """
-    order = list(dict.fromkeys(["eager", *chosen]))
     torch.set_num_threads(1)
-    case = models.build(model)
-    workers: list[_Worker] = []
-    with tempfile.TemporaryDirectory(prefix=f"bench-{model}-") as folder:
-        scratch = Path(folder)
-        _write_reference(case, scratch / "reference.pt")
-        try:
-            for peer in order:  # one after the other: two builds at once would slow each other
-                worker = _Worker(model, peer, setup, scratch)
-                workers.append(worker)
+    with contextlib.ExitStack() as stack:
+
+        def race(name: str) -> _Race:
+            folder = tempfile.TemporaryDirectory(prefix=f"bench-{name}-")
+            made = _Race(name, chosen, setup, Path(stack.enter_context(folder)))
+            stack.callback(made.stop)
+            return made
+
+        if together:
+            races = [race(name) for name in names]
+            for worker in [worker for one in races for worker in one.enter()]:
                 worker.start()
                 tell(worker.timing)
-            _judge([worker.timing for worker in workers], case.tolerance)
-            _rounds(workers, setup)
-        finally:
-            for worker in workers:
-                worker.stop()
-    return [worker.timing for worker in workers]
+            yield from (one.run() for one in races)
+            return
+        for name in names:
+            one = race(name)
+            for worker in one.enter():
+                worker.start()
+                tell(worker.timing)
+            yield one.run()
+            one.stop()
 
 
 def _judge(timings: list[Timing], tolerance: float) -> None:

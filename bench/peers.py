@@ -93,13 +93,16 @@ def _(case: Case, scratch: Path) -> Run:
     return _splat(torch.compile(case.model, mode="max-autotune"))
 
 
-@_peer("compile-frozen", "cpu")
+@_peer("compile-frozen")
 def _(case: Case, scratch: Path) -> Run:
     from torch import _inductor as inductor
 
     # Set for the whole process: Dynamo reads `freezing` itself, so as an option of
     # torch.compile it leaves the weights as inputs and freezes nothing (torch 2.11 to 2.13).
-    inductor.config.freezing = inductor.config.max_autotune = True
+    inductor.config.freezing = True
+    if case.args[0].is_cuda:
+        return _splat(torch.compile(case.model, mode="reduce-overhead"))
+    inductor.config.max_autotune = True
     return _splat(torch.compile(case.model))
 
 

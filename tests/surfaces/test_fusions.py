@@ -43,14 +43,14 @@ GELU = {"root": 0.7978845608028654, "cubic": 0.044715}
 GIVEN: dict[str, dict[str, Any]] = {
     "gelu_tanh": GELU,
     "gelu_fast": GELU,
-    "conv_bn": {"stride": [[1, 1]], "padding": [[1, 2]], "dilation": [[1, 1]]},
+    "conv_bn": {"stride": [1, 1], "padding": [1, 2], "dilation": [1, 1]},
+    "patches": {"stride": [2, 2]},
 }
 
 
 @pytest.mark.parametrize("name", [name for name in fusions.ALL if name != "softmax_dropout"])
 def test_it_passes_its_own_check(name: str) -> None:
-    given = {k: v[0] if name == "conv_bn" else v for k, v in GIVEN.get(name, {}).items()}
-    result = fusions.ALL[name].check(8, **given)
+    result = fusions.ALL[name].check(8, **GIVEN.get(name, {}))
     assert result.fired
     assert result.worst <= 1
 
@@ -69,7 +69,7 @@ def test_it_is_on_by_default_in_generated_code(name: str) -> None:
 
 def test_who_asks_for_an_operator_gets_it() -> None:
     softmax = torch.ops.aten._softmax.default
-    needs = {op for ops in fusions.DEFAULT.values() for op in ops}
+    needs = {op for ops in fusions.DEFAULT.values() for op in ops} - {"cuda"}
 
     def chosen(present: Any = needs, **fields: Any) -> list[str]:
         found = passes_for(graft.Config(**fields), present)
@@ -77,6 +77,7 @@ def test_who_asks_for_an_operator_gets_it() -> None:
 
     assert sorted(chosen()) == ["attention", "rotary"]
     assert chosen(needs - {softmax}) == ["rotary"]
+    assert chosen(needs - {"cpu"} | {"cuda"}) == ["patches"]  # measured there
     assert chosen(fusions=False) == chosen(mode="eager") == []
     assert chosen(torch_executed_ops=["aten::neg"]) == []
     assert chosen(patterns=[fusions.rotary]) == ["attention"]
@@ -126,6 +127,7 @@ MISTAKES: dict[str, Any] = {
     "attention": lambda m: F.scaled_dot_product_attention(m.q, m.k, m.v, m.mask, scale=1.0),
     "dequantize_matmul": lambda m: F.linear(m.x, m.weight.to(m.x.dtype)),
     "conv_bn": _conv,
+    "patches": lambda m: F.conv2d(m.x, m.weight.flip(-1), m.bias, m.stride),
     "softmax_dropout": fusions.softmax_dropout.replacement,  # a change, if on purpose
 }
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft import _torch, progress
@@ -51,8 +52,8 @@ BUILTIN = tuple(
 def passes_for(config: Config, present: Collection[Any] = ()) -> list[Entry]:
     """Every pass and pattern that a compile with this config runs, in order.
 
-    `present` are the operators of the graph: fusions that are on by default come in where the
-    graph has what they look for.
+    `present` are the operators and kinds of devices in the graph: fusions that are on by default
+    come in where the graph has what they look for.
     """
     registry = config.registry if config.registry is not None else current()
     for given in config.patterns:
@@ -73,6 +74,12 @@ def passes_for(config: Config, present: Collection[Any] = ()) -> list[Entry]:
         *(as_pass(fn, "post") for fn in config.post_passes),
     ]
     return ordered([*_distinct(passes), *_fusions(config, present, {one.name for one in passes})])
+
+
+def _present(gm: GraphModule) -> set[Any]:
+    values = (node.meta.get("val") for node in gm.graph.nodes)
+    devices = {value.device.type for value in values if isinstance(value, Tensor)}
+    return devices | {node.target for node in gm.graph.nodes}
 
 
 def _fusions(config: Config, present: Collection[Any], taken: Collection[str]) -> list[Pattern]:
@@ -178,7 +185,7 @@ def run(
     labels = labels if labels is not None else Labels()
     label.label(gm, labels)
     with _torch.replacements(gm) as replaced:
-        found = passes_for(config, {node.target for node in gm.graph.nodes})
+        found = passes_for(config, _present(gm))
         for spec in progress.each("pass", found, name=lambda one: one.name):
             replaced.clear()
             if watch is not None:

@@ -6,7 +6,6 @@ changes them on purpose. docs/patterns.md says what each is worth. Give one a ke
 with `rms_norm.using(lambda m: my_kernel(m.x, m.weight, m.eps))`.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torchgraft.passes.fusions.attention import (
 )
 from torchgraft.passes.fusions.mlp import gelu_fast, gelu_tanh, swiglu
 from torchgraft.passes.fusions.norm import residual_norm, rms_norm
-from torchgraft.passes.fusions.weights import conv_bn, dequantize_matmul
+from torchgraft.passes.fusions.weights import conv_bn, dequantize_matmul, patches
 from torchgraft.passes.pattern.define import Pattern
 from torchgraft.passes.pattern.rewrite import Match
 
@@ -43,6 +42,7 @@ ALL = {
         attention_upcast,
         dequantize_matmul,
         conv_bn,
+        patches,
         softmax_dropout,
     )
 }
@@ -52,24 +52,16 @@ ALL = {
 def _unmasked(m: Match) -> Any:
     if m.mask is not None:
         raise NoMatch("a row that the mask hides as a whole would be 0 instead of NaN")
-    return _measured(attention)(m)
-
-
-def _measured(fusion: Pattern) -> Callable[[Match], Any]:
-    """The replacement, where it was measured: in generated code on a CPU."""
-
-    def replace(m: Match) -> Any:
-        if m.nodes[0].meta["val"].device.type != "cpu":
-            raise NoMatch("its effect was measured on a CPU only")
-        return fusion.replacement(m) if fusion.replacement is not None else None
-
-    return replace
+    assert attention.replacement is not None
+    return attention.replacement(m)
 
 
 DEFAULT: dict[Pattern, tuple[Any, ...]] = {
-    rotary.using(_measured(rotary)): (aten.neg.default, aten.cat.default, aten.slice.Tensor),
-    attention.using(_unmasked): (aten._softmax.default, aten.bmm.default),
+    rotary: ("cpu", aten.neg.default, aten.cat.default, aten.slice.Tensor),
+    attention.using(_unmasked): ("cpu", aten._softmax.default, aten.bmm.default),
+    patches: ("cuda", aten.convolution.default),
 }
-"""The fusions that are on by default, and operators that a graph must have for each."""
+"""The fusions that are on by default: the device that each was measured on, and operators that a
+graph must have for it."""
 
 __all__ = [*ALL, "ALL", "DEFAULT"]

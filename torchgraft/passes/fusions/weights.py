@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchgraft.errors import NoMatch
 from torchgraft.passes.pattern.define import pattern
 from torchgraft.passes.pattern.rewrite import Match
 
@@ -48,6 +49,23 @@ def _(m: Match) -> Tensor:
     weight = m.weight * scale.reshape(-1, 1, 1, 1)
     groups = m.x.shape[1] // m.weight.shape[1]
     return F.conv2d(m.x, weight, bias, m.stride, m.padding, m.dilation, groups)
+
+
+@pattern(register=False, types={"x": "[n, c, h, w]", "weight": "[o, c, 2, 2]", "bias": "[o]"})
+def patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int]) -> Tensor:
+    """A convolution; one whose windows do not overlap, as vision transformers begin with."""
+    return F.conv2d(x, weight, bias, stride)
+
+
+@patches.replace
+def _(m: Match) -> Tensor:
+    """A product: each window is a row."""
+    (n, c, h, w), (o, _, high, wide) = m.x.shape, m.weight.shape
+    if list(m.stride) != [high, wide] or high * wide == 1 or h % high or w % wide:
+        raise NoMatch(f"windows of {high} by {wide}, a step of {m.stride}", m.node("convolution"))
+    windows = m.x.reshape(n, c, h // high, high, w // wide, wide).permute(0, 2, 4, 1, 3, 5)
+    rows = F.linear(windows.reshape(-1, c * high * wide), m.weight.reshape(o, -1), m.bias)
+    return rows.reshape(n, h // high, w // wide, o).permute(0, 3, 1, 2).contiguous()
 
 
 @pattern(
