@@ -6,6 +6,7 @@ changes them on purpose. docs/patterns.md says what each is worth. Give one a ke
 with `rms_norm.using(lambda m: my_kernel(m.x, m.weight, m.eps))`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,14 +53,18 @@ ALL = {
 def _unmasked(m: Match) -> Any:
     if m.mask is not None:
         raise NoMatch("a row that the mask hides as a whole would be 0 instead of NaN")
-    assert attention.replacement is not None
-    return attention.replacement(m)
+    return _replaced(attention)(m)
 
 
-DEFAULT: dict[Pattern, tuple[Any, ...]] = {
-    rotary: ("cpu", aten.neg.default, aten.cat.default, aten.slice.Tensor),
+def _replaced(fusion: Pattern) -> Callable[[Match], Any]:
+    assert fusion.replacement is not None
+    return fusion.replacement
+
+
+DEFAULT: dict[Pattern, tuple[Any, ...]] = {  # twins: who asks for one hears of its misses, too
+    rotary.using(_replaced(rotary)): ("cpu", aten.neg.default, aten.cat.default, aten.slice.Tensor),
     attention.using(_unmasked): ("cpu", aten._softmax.default, aten.bmm.default),
-    patches: ("cuda", aten.convolution.default),
+    patches.using(_replaced(patches)): ("cuda", aten.convolution.default),
 }
 """The fusions that are on by default: the device that each was measured on, and operators that a
 graph must have for it."""
