@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 SLOW = ("check_extension.py", "check_native.py", "check_ops.py")
 PARTS = sorted(path.name for path in (HERE / "npu").glob("check_*.py"))
 DEBUG = {"TORCHGRAFT_NPU_DEBUG": "1", "TORCHGRAFT_NPU_DEVICES": "2"}
-SETTINGS = {name: DEBUG for name in ("check_debug.py", "check_native.py", "check_plans.py")}
+SETTINGS = dict.fromkeys(("check_debug.py", "check_native.py", "check_plans.py"), DEBUG)
 
 
 @pytest.mark.parametrize(
