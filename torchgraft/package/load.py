@@ -121,7 +121,8 @@ class Loaded(Compiled):
         self.front_end = field(body, "front_end", str)
         self._weights = [_Weight(entry) for entry in field(body, "weights", list)]
         self._stored = self._read()
-        self._states = {w.name: self._stored[w.name] for w in self._weights if w.kind == "state"}
+        states = [weight for weight in self._weights if weight.kind == "state"]
+        self._states = {w.name: w.like(self._stored[w.name], self.place) for w in states}
         self._folder = tempfile.TemporaryDirectory(prefix="torchgraft-")
         self._libraries = self._unpack()
         self._prepare = _Part(self, field(body, "prepare", dict), 0, 0)
@@ -155,8 +156,20 @@ class Loaded(Compiled):
         return self._libraries[member]
 
     def _read(self) -> dict[str, Tensor]:
+        """The tensors of the file, as they lie there; `_placed` makes weights of them."""
         stored = tensors.read(self._archive.members.get(WEIGHTS, memoryview(b"")))
-        return {weight.name: weight.of(stored, self.place) for weight in self._weights}
+        return {weight.name: weight.of(stored) for weight in self._weights}
+
+    def _placed(self, new: Mapping[str, Tensor]) -> list[Tensor]:
+        """Every weight on its device, two names of one tensor once."""
+        held: dict[Any, Tensor] = {**new, **self._states}
+        given = []
+        for w in self._weights:
+            key = w.name if w.name in held else (w.tensor, w.device, *w.stride)
+            if key not in held:
+                held[key] = w.like(self._stored[w.name], self.place)
+            given.append(held[key])
+        return given
 
     def _unpack(self) -> dict[str, str]:
         """Write the libraries where the dynamic linker can find them; each in a folder of its own,
@@ -188,9 +201,8 @@ class Loaded(Compiled):
         self._link(programs)
 
     def _linked(self, new: Mapping[str, Tensor]) -> list[Program]:
-        given = [new.get(w.name, self._stored[w.name]) for w in self._weights]
         with torch.no_grad(), _torch.no_autocast():
-            values = list(self._prepare.link([], [])(given))
+            values = list(self._prepare.link([], [])(self._placed(new)))
         if not all(isinstance(value, Tensor) for value in values):
             raise BadPackage("what is prepared of its weights is not tensors only")
         runs = self._natively(values)
@@ -343,12 +355,12 @@ class _Weight:
         if len(self.shape) != len(self.stride):
             raise BadPackage(f"weight {self.name!r} has other strides than sizes")
 
-    def of(self, stored: Mapping[str, Tensor], place: Any) -> Tensor:
-        """The tensor of the file, laid out as it was compiled with."""
+    def of(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """The tensor of the file."""
         found = stored.get(self.tensor)
         if found is None or found.dtype != self.dtype or list(found.shape) != self.shape:
             raise BadPackage(f"weight {self.name!r} is not among the tensors, or another one")
-        return self.like(found, place)
+        return found
 
     def like(self, tensor: Tensor, place: Any) -> Tensor:
         """A tensor laid out as this weight, on its device; itself where it is so already."""
@@ -365,7 +377,7 @@ class _Weight:
         raise BadPackage(f"weight {self.name!r} has strides that do not fit its size")
 
 
-_CONTROL = ("cond", "while_loop")
+_WALKED = ("auto_functionalized_v2", "cond", "while_loop")  # in C++
 
 
 class _Part:
@@ -394,7 +406,7 @@ class _Part:
         """Whether C++ can walk it: not where it talks to other ranks. A stream's thread there could
         not tell what Python raised, so no operator that may be Python's is called on several."""
         kernels = self.data["kernels"].values()
-        python = [k for k in kernels if k["kind"] == "higher" and k["name"] not in _CONTROL]
+        python = [k for k in kernels if k["kind"] == "higher" and k["name"] not in _WALKED]
         if len(self.plan.streams) > 1:
             python += [k for k in kernels if k["kind"] == "op" and not codec.is_torchs(k["name"])]
         return not python and not self.plan.collectives

@@ -13,7 +13,6 @@
 namespace torchgraft {
 
 class Linked;
-using Values = std::vector<c10::IValue>;
 
 // What an entry of `kernels` is, before it is bound to values.
 struct Kernel {
@@ -30,6 +29,7 @@ struct Constant {
   int64_t index = -1;
   bool single = false;       // of a branch: it gives one value, not a tuple
   std::vector<bool> dense;   // of a branch: operands that it wants contiguous
+  Kernel callee;             // of an operator
 };
 
 // An entry of `programs`.

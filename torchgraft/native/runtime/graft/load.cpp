@@ -88,6 +88,13 @@ struct Weight {
     if (shape.size() != stride.size()) bad("weight " + quote(name) + " has other strides than sizes");
   }
 
+  // The same for weights that are one tensor on one device.
+  std::string place() const {
+    std::string text = tensor + " " + device;
+    for (int64_t step : stride) text += " " + std::to_string(step);
+    return text;
+  }
+
   // A tensor laid out as this weight, on its device; itself where it is so already.
   at::Tensor like(const at::Tensor& given, const Place& place) const {
     const at::Tensor moved = given.detach().to(place(device));
@@ -167,7 +174,7 @@ struct Program::Body {
       if (found == tensors.end() || found->second.scalar_type() != weight.dtype ||
           found->second.sizes() != weight.shape)
         bad("weight " + quote(weight.name) + " is not among the tensors, or another one");
-      stored[weight.name] = weight.like(found->second, place);
+      stored[weight.name] = weight.kind == "state" ? weight.like(found->second, place) : found->second;
     }
     unpack();
     prepare = parse_part(object(body, "prepare"), 0, 0, place, libraries);
@@ -213,9 +220,17 @@ struct Program::Body {
   void start(const Weights& given) {
     Quiet quiet;
     Values inputs;
+    std::map<std::string, at::Tensor> placed;  // two names of one tensor are one
     for (const Weight& weight : weights) {
-      const auto found = given.find(weight.name);
-      inputs.emplace_back(found != given.end() ? found->second : stored.at(weight.name));
+      if (const auto found = given.find(weight.name); found != given.end()) {
+        inputs.emplace_back(found->second);
+      } else if (weight.kind == "state") {
+        inputs.emplace_back(stored.at(weight.name));
+      } else {
+        at::Tensor& held = placed[weight.place()];
+        if (!held.defined()) held = weight.like(stored.at(weight.name), place);
+        inputs.emplace_back(held);
+      }
     }
     const Values values = link(prepare, {}, {}, place.device)->run(std::move(inputs));
     auto linked = std::make_shared<std::vector<std::shared_ptr<Linked>>>();
@@ -301,84 +316,6 @@ struct Program::Body {
   std::shared_ptr<const std::vector<std::shared_ptr<Linked>>> programs;
 };
 
-// --- Nested arguments and results ---
-
-namespace {
-
-// The leaves of a call that has the structure of a tree.
-void flatten(const Tree& tree, const c10::IValue& value, std::vector<c10::IValue>& leaves) {
-  const auto unlike = [&](const char* wanted) {
-    throw InputMismatch(Misfit{
-        "arguments", std::string("a ") + wanted + " there", value.tagKind(),
-        "Call it with the same positional, keyword and nested arguments as declared."}.text());
-  };
-  switch (tree.kind) {
-    case Tree::kLeaf:
-      leaves.push_back(value);
-      return;
-    case Tree::kNone:
-      if (!value.isNone()) unlike("None");
-      return;
-    case Tree::kTuple:
-    case Tree::kList: {
-      std::vector<c10::IValue> items;
-      if (value.isTuple())
-        items.assign(value.toTupleRef().elements().begin(), value.toTupleRef().elements().end());
-      else if (value.isList())
-        items = value.toListRef().vec();
-      else
-        unlike(tree.kind == Tree::kTuple ? "tuple" : "list");
-      if (items.size() != tree.items.size())
-        throw InputMismatch(Misfit{
-            "arguments", std::to_string(tree.items.size()) + " of them", std::to_string(items.size()),
-            "Call it with the same positional, keyword and nested arguments as declared."}.text());
-      for (size_t i = 0; i < items.size(); ++i) flatten(tree.items[i], items[i], leaves);
-      return;
-    }
-    case Tree::kDict: {
-      if (!value.isGenericDict() || value.toGenericDict().size() != tree.items.size()) unlike("dict");
-      const auto dict = value.toGenericDict();
-      for (size_t i = 0; i < tree.items.size(); ++i) {
-        const auto found = dict.find(tree.keys[i]);
-        if (found == dict.end()) unlike("dict with other keys");
-        flatten(tree.items[i], found->value(), leaves);
-      }
-      return;
-    }
-    case Tree::kOther:
-      throw InputMismatch("the program takes an object of a Python class; use forward with its tensors");
-  }
-}
-
-c10::IValue unflatten(const Tree& tree, Values& leaves, size_t& next) {
-  if (tree.kind == Tree::kLeaf) return leaves.at(next++);
-  if (tree.kind == Tree::kNone) return {};
-  if (tree.kind == Tree::kOther)
-    throw Error("the program gives an object of a Python class; use forward for its tensors");
-  Values items;
-  for (const Tree& item : tree.items) items.push_back(unflatten(item, leaves, next));
-  if (tree.kind == Tree::kTuple) return c10::ivalue::Tuple::create(std::move(items));
-  if (tree.kind == Tree::kList) {
-    c10::impl::GenericList list(c10::AnyType::get());
-    for (c10::IValue& item : items) list.push_back(std::move(item));
-    return list;
-  }
-  const bool named = tree.keys.empty() || tree.keys[0].isString();
-  c10::impl::GenericDict dict(
-      named ? c10::TypePtr(c10::StringType::get()) : c10::TypePtr(c10::IntType::get()),
-      c10::AnyType::get());
-  for (size_t i = 0; i < items.size(); ++i) dict.insert(tree.keys[i], std::move(items[i]));
-  return dict;
-}
-
-bool same(const c10::IValue& one, const c10::IValue& two) {
-  if (one.isDouble() && two.isDouble() && std::isnan(one.toDouble())) return std::isnan(two.toDouble());
-  if (one.isScalar() != two.isScalar() || one.tagKind() != two.tagKind()) return false;
-  return one == two;
-}
-
-}  // namespace
-
 std::vector<at::Tensor> Program::forward(const std::vector<at::Tensor>& inputs) const {
   std::vector<at::Tensor> made;
   Values outputs = body_->run(inputs);
@@ -400,7 +337,7 @@ c10::IValue Program::operator()(
   const Signature& signature = body_->gears[0]->signature;
   c10::impl::GenericDict named(c10::StringType::get(), c10::AnyType::get());
   for (const auto& [name, value] : kwargs) named.insert(name, value);
-  std::vector<c10::IValue> leaves;
+  Values leaves;
   flatten(signature.tree.items[0], c10::ivalue::Tuple::create(args), leaves);
   flatten(signature.tree.items[1], named, leaves);
   std::vector<at::Tensor> tensors;

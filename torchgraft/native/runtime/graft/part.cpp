@@ -46,7 +46,9 @@ Kernel kernel_of(
   return kernel;
 }
 
-Constant constant_of(const json& data, size_t number, size_t values) {
+Constant constant_of(
+    const json& data, size_t number, size_t values, const Place& place,
+    const std::map<std::string, std::string>& libraries) {
   Constant constant;
   const std::string& kind = text(data, "kind");
   if (kind == "value") {
@@ -59,6 +61,8 @@ Constant constant_of(const json& data, size_t number, size_t values) {
     constant.dense = flags(data, "dense");
   } else {
     constant.kind = Constant::kOp;
+    constant.callee = kernel_of(data, values, place, libraries);
+    if (constant.callee.kind == Kernel::kLibrary) bad("a constant is generated code");
   }
   return constant;
 }
@@ -73,7 +77,7 @@ Part parse_part(
   for (const auto& [name, entry] : object(data, "kernels").items())
     made.kernels[name] = kernel_of(entry, values, place, libraries);
   for (const auto& [name, entry] : object(data, "constants").items())
-    made.constants[name] = constant_of(entry, number, values);
+    made.constants[name] = constant_of(entry, number, values, place, libraries);
   return made;
 }
 

@@ -100,8 +100,7 @@ Step step(const json& data, const Place& place, Numbers& numbers) {
   if (data.contains("launch")) {
     made.kind = Step::kLaunch;
     made.name = text(data, "launch");
-    if (data.contains("collective"))
-      bad("it talks to other ranks (" + made.name + "), which only Python does");
+    made.collective = data.contains("collective");
     for (const json& arg : list(data, "args")) made.args.push_back(value(arg, place, &numbers, 0));
     for (const json& named : list(data, "kwargs")) {
       const auto [name, arg] = pair(named, "kwargs");
@@ -178,6 +177,13 @@ c10::Device Place::operator()(const std::string& name) const {
   } catch (const c10::Error&) {
     bad("there is no device " + quote(name));
   }
+}
+
+std::optional<Values> parts_of(const c10::IValue& value) {
+  if (value.isList()) return value.toListRef().vec();
+  if (!value.isTuple()) return std::nullopt;
+  const auto& items = value.toTupleRef().elements();
+  return Values(items.begin(), items.end());
 }
 
 at::ScalarType dtype_named(const std::string& name) {

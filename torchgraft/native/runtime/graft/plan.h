@@ -14,6 +14,10 @@ struct Place {
   c10::Device operator()(const std::string& name) const;
 };
 
+using Values = std::vector<c10::IValue>;
+// The parts of a tuple or a list.
+std::optional<Values> parts_of(const c10::IValue& value);
+
 at::ScalarType dtype_named(const std::string& name);
 const char* dtype_name(at::ScalarType type);
 at::MemoryFormat format_named(const std::string& name);
@@ -42,6 +46,7 @@ struct Step {
   std::vector<std::pair<std::string, Value>> kwargs;
   std::vector<int64_t> outputs;  // -1: not used
   bool unpack = false;
+  bool collective = false;  // other ranks take part in it
   std::vector<int64_t> writes;
   int64_t buffer = -1;  // to free
 };

@@ -311,4 +311,73 @@ std::optional<Misfit> Signature::misfit(const std::vector<at::Tensor>& given) co
   return std::nullopt;
 }
 
+// --- Nested arguments and results ---
+
+void flatten(const Tree& tree, const c10::IValue& value, Values& leaves) {
+  const auto unlike = [&](const char* wanted) {
+    throw InputMismatch(Misfit{
+        "arguments", std::string("a ") + wanted + " there", value.tagKind(),
+        "Call it with the same positional, keyword and nested arguments as declared."}.text());
+  };
+  switch (tree.kind) {
+    case Tree::kLeaf:
+      leaves.push_back(value);
+      return;
+    case Tree::kNone:
+      if (!value.isNone()) unlike("None");
+      return;
+    case Tree::kTuple:
+    case Tree::kList: {
+      const auto found = parts_of(value);
+      if (!found) unlike(tree.kind == Tree::kTuple ? "tuple" : "list");
+      const Values& items = *found;
+      if (items.size() != tree.items.size())
+        throw InputMismatch(Misfit{
+            "arguments", std::to_string(tree.items.size()) + " of them", std::to_string(items.size()),
+            "Call it with the same positional, keyword and nested arguments as declared."}.text());
+      for (size_t i = 0; i < items.size(); ++i) flatten(tree.items[i], items[i], leaves);
+      return;
+    }
+    case Tree::kDict: {
+      if (!value.isGenericDict() || value.toGenericDict().size() != tree.items.size()) unlike("dict");
+      const auto dict = value.toGenericDict();
+      for (size_t i = 0; i < tree.items.size(); ++i) {
+        const auto found = dict.find(tree.keys[i]);
+        if (found == dict.end()) unlike("dict with other keys");
+        flatten(tree.items[i], found->value(), leaves);
+      }
+      return;
+    }
+    case Tree::kOther:
+      throw InputMismatch("the program takes an object of a Python class; use forward with its tensors");
+  }
+}
+
+c10::IValue unflatten(const Tree& tree, Values& leaves, size_t& next) {
+  if (tree.kind == Tree::kLeaf) return leaves.at(next++);
+  if (tree.kind == Tree::kNone) return {};
+  if (tree.kind == Tree::kOther)
+    throw Error("the program gives an object of a Python class; use forward for its tensors");
+  Values items;
+  for (const Tree& item : tree.items) items.push_back(unflatten(item, leaves, next));
+  if (tree.kind == Tree::kTuple) return c10::ivalue::Tuple::create(std::move(items));
+  if (tree.kind == Tree::kList) {
+    c10::impl::GenericList list(c10::AnyType::get());
+    for (c10::IValue& item : items) list.push_back(std::move(item));
+    return list;
+  }
+  const bool named = tree.keys.empty() || tree.keys[0].isString();
+  c10::impl::GenericDict dict(
+      named ? c10::TypePtr(c10::StringType::get()) : c10::TypePtr(c10::IntType::get()),
+      c10::AnyType::get());
+  for (size_t i = 0; i < items.size(); ++i) dict.insert(tree.keys[i], std::move(items[i]));
+  return dict;
+}
+
+bool same(const c10::IValue& one, const c10::IValue& two) {
+  if (one.isDouble() && two.isDouble() && std::isnan(one.toDouble())) return std::isnan(two.toDouble());
+  if (one.isScalar() != two.isScalar() || one.tagKind() != two.tagKind()) return false;
+  return one == two;
+}
+
 }  // namespace torchgraft

@@ -69,4 +69,9 @@ std::string shown(at::IntArrayRef sizes);  // as Python shows a tuple
 size_t leaves_of(const Tree& tree);
 bool is_known(const Tree& tree);  // it holds no object of a Python class
 
+// The leaves of a call that has the structure of a tree; raises `InputMismatch` where it has not.
+void flatten(const Tree& tree, const c10::IValue& value, Values& leaves);
+c10::IValue unflatten(const Tree& tree, Values& leaves, size_t& next);
+bool same(const c10::IValue& one, const c10::IValue& two);
+
 }  // namespace torchgraft
