@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import statistics
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -209,19 +210,17 @@ def show_scale(found: Sequence[Measured]) -> None:
     for header in headers:
         table.add_column(header, justify="right")
     for one in found:
-        for other in dict.fromkeys((one.ranks, found[0].ranks)):
-            link = next(m.link() for m in found if m.ranks == other)
-            made = one.simulated(link)
-            for run, real, model in (
-                ("overlap", one.seconds, made.seconds),
-                ("one stream", one.serial, made.serial),
-            ):
+        for other in dict.fromkeys((one.ranks, 2)):
+            link = one.link(other)
+            for name, run in (("overlap", one.overlap), ("one stream", one.serial)):
+                real = statistics.mean(run.seconds)
+                model = run.simulated(one.cluster(link))
                 table.add_row(
                     str(one.ranks),
                     f"{other} ranks",
                     _number(link.alpha * 1e6),
                     _number(1e-9 / link.beta if link.beta else None, 2),
-                    run,
+                    name,
                     _number(real * 1e3, 2),
                     _number(model * 1e3, 2),
                     f"{model / real - 1:+.0%}",

@@ -8,13 +8,12 @@ other half is computed.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import pathlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,13 +24,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import torchgraft as graft
-from torchgraft.comm.call import bind
 from torchgraft.fx.cost import Cost, Machine
+from torchgraft.inspect.profile import Stopwatch
 from torchgraft.plan import MAIN, Buffer, Collective, Launch, Plan, Record, Wait
-from torchgraft.program import execute
 from torchgraft.simulate import Cluster, Link, Simulation, simulate
 from torchgraft.stream.order import schedule
 
+WARM_UP = 2
 SIZES = [1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20]
 """Bytes of the sums that a link is fitted to."""
 
@@ -76,31 +75,45 @@ class Size:
     width: int = 256
     blocks: int = 2
     mode: str = "eager"
-    rounds: int = 5
-    repeat: int = 10
+    calls: int = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Calls of a plan on all ranks at once, by one clock: they are processes of one machine."""
+
+    plan: str
+    seconds: list[float]
+    """Of each call, from the first rank's start to the last one's end."""
+    launches: list[list[list[float]]]
+    """Of each call, for each rank: how long each launch took. The first launch counts from the
+    first rank's start."""
+
+    def simulated(self, cluster: Cluster) -> float:
+        """The mean of what the model says to the same calls: kernels as they were, links of its
+        own."""
+        plan = Plan.parse(self.plan)
+        return statistics.mean(simulate(plan, cluster, call).seconds for call in self.launches)
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What some gloo ranks did. Times are of the slowest rank, means over calls: means of parts
-    add up to the mean of the whole, also where other programs take their turns."""
+    """What some gloo ranks did."""
 
     ranks: int
-    sums: list[tuple[int, float]]
-    """Bytes of an all_reduce, and its seconds."""
-    plan: str
-    kernels: list[float]
-    seconds: float
-    serial: float
+    sums: list[tuple[int, int, float]]
+    """The ranks of an all_reduce (two of them, and all), its bytes, and its seconds since the last
+    rank came: means."""
+    overlap: Run
+    serial: Run
     """The same plan with everything on one stream."""
 
-    def link(self) -> Link:
-        return Link.fit([("all_reduce", size, self.ranks, took) for size, took in self.sums])
+    def link(self, ranks: int) -> Link:
+        """What sums of so many of the ranks come down to."""
+        return Link.fit([("all_reduce", n, p, took) for p, n, took in self.sums if p == ranks])
 
-    def simulated(self, link: Link) -> Simulation:
-        """What the model says to the same plan; gloo sums in a ring."""
-        cluster = Cluster(self.ranks, link, algorithm="ring")
-        return simulate(Plan.parse(self.plan), cluster, self.kernels)
+    def cluster(self, link: Link) -> Cluster:
+        return Cluster(self.ranks, link, algorithm="ring")  # as gloo sums
 
 
 def measure(ranks: int, size: Size = Size()) -> Measured:  # noqa: B008 (frozen)
@@ -108,7 +121,8 @@ def measure(ranks: int, size: Size = Size()) -> Measured:  # noqa: B008 (frozen)
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(_rank, (ranks, folder, size), nprocs=ranks)  # type: ignore[no-untyped-call]
         data = json.loads((pathlib.Path(folder) / "measured.json").read_text())
-    return Measured(**{**data, "sums": [(n, took) for n, took in data["sums"]]})
+    sums = [tuple(one) for one in data["sums"]]
+    return Measured(ranks, sums, Run(**data["overlap"]), Run(**data["serial"]))  # type: ignore[arg-type]
 
 
 def _rank(rank: int, ranks: int, folder: str, size: Size) -> None:
@@ -127,67 +141,76 @@ def _rank(rank: int, ranks: int, folder: str, size: Size) -> None:
     with torch.no_grad():
         compiled = graft.compile(split, (x,), mode=size.mode)
         torch.testing.assert_close(compiled(x), split(x), atol=1e-3, rtol=1e-3)
-        serial, given = _serial(compiled, x), [torch.ones(nbytes // 4) for nbytes in SIZES]
-        rounds = []
-        for _ in range(size.rounds):  # in turns: load falls on all alike
-            calls = compiled.profile((x,), repeat=size.repeat).calls
-            spans = zip(*(call.spans for call in calls), strict=True)
-            rounds.append(
-                [
-                    *(statistics.mean(span.end - span.start for span in one) for one in spans),
-                    *_mean(lambda: compiled(x), serial, repeat=size.repeat),
-                    *_mean(*(functools.partial(_sum, one) for one in given), repeat=size.repeat),
-                ]
-            )
-    slowest = torch.tensor(rounds, dtype=torch.float64).mean(0)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        program, values = compiled.program_for((x,))
+        programs = [program, dataclasses.replace(program, plan=_serial(program.plan))]
+        watches = [Stopwatch(one) for one in programs]
+        groups = {2: dist.new_group([0, 1]), ranks: dist.group.WORLD}
+        sums = [(count, torch.ones(nbytes // 4)) for count in groups for nbytes in SIZES]
+        work = torch.ones(512, 512)
+        own: list[list[tuple[float, list[float]]]] = [[] for _ in (*watches, *sums)]
+        for _ in range(WARM_UP + size.calls):  # in turns: load falls on all alike
+            for i, watch in enumerate(watches):
+                dist.barrier()
+                spans = watch(list(values))[1].spans
+                times = [span.end - span.start for span in spans]
+                own[i].append((watch.clock.start, [*times, max(span.end for span in spans)]))
+            for i, (count, given) in enumerate(sums, len(watches)):
+                dist.barrier()
+                if rank < count:
+                    work @ work  # a program has computed when it comes to a sum
+                    start = time.perf_counter()
+                    _sum(given, groups[count])
+                    own[i].append((start, [time.perf_counter() - start]))
+    every: list[Any] = [None] * ranks
+    dist.all_gather_object(every, own)
     if rank == 0:
-        count = len(compiled.plan.launches)
-        kernels, whole, alone, sums = slowest.split([count, 1, 1, len(SIZES)])
-        found = Measured(
-            ranks=ranks,
-            sums=list(zip(SIZES, sums.tolist(), strict=True)),
-            plan=str(compiled.plan),
-            kernels=kernels.tolist(),
-            seconds=whole.item(),
-            serial=alone.item(),
-        )
-        text = json.dumps(dataclasses.asdict(found))
+        runs = [_run(one.plan, _calls(every, i)) for i, one in enumerate(programs)]
+        means = [
+            (count, given.nbytes, statistics.mean(map(_last, _calls(every[:count], i))))
+            for i, (count, given) in enumerate(sums, len(runs))
+        ]
+        text = json.dumps(dataclasses.asdict(Measured(ranks, means, *runs)))
         (pathlib.Path(folder) / "measured.json").write_text(text)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _sum(given: Tensor) -> Tensor:
-    made = functional.all_reduce(given, "sum", dist.group.WORLD)
+Call = tuple[tuple[float, list[float]], ...]
+"""For each rank: when it began, and the seconds of each launch and of the whole."""
+
+
+def _calls(every: Sequence[Any], way: int) -> list[Call]:
+    """What each rank measured of one way, call by call."""
+    return list(zip(*(own[way][WARM_UP:] for own in every), strict=True))
+
+
+def _run(plan: Plan, calls: Sequence[Call]) -> Run:
+    seconds, launches = [], []
+    for call in calls:
+        begin = min(start for start, _ in call)
+        seconds.append(max(start + times[-1] for start, times in call) - begin)
+        launches.append([[times[0] + start - begin, *times[1:-1]] for start, times in call])
+    return Run(str(plan), seconds, launches)
+
+
+def _last(call: Call) -> float:
+    """A sum, from when the last rank has come to it."""
+    return max(start + times[-1] for start, times in call) - max(start for start, _ in call)
+
+
+def _sum(given: Tensor, group: Any) -> Tensor:
+    made = functional.all_reduce(given, "sum", group)
     return functional.wait_tensor(made)
 
 
-def _mean(*calls: Callable[[], object], repeat: int) -> list[float]:
-    """The mean seconds of each call, which all ranks begin together; the calls take turns."""
-    total = [0.0] * len(calls)
-    for _ in range(repeat):
-        for i, call in enumerate(calls):
-            dist.barrier()
-            start = time.perf_counter()
-            call()
-            total[i] += time.perf_counter() - start
-    return [seconds / repeat for seconds in total]
-
-
-def _serial(compiled: graft.Compiled, x: Tensor) -> Callable[[], object]:
-    """The program's plan with everything on the caller's stream."""
-    program, values = compiled.program_for((x,))
+def _serial(plan: Plan) -> Plan:
+    """A plan with everything on the caller's stream."""
     steps = [
         dataclasses.replace(step, stream=MAIN)
-        for step in program.plan.steps
+        for step in plan.steps
         if not isinstance(step, (Record, Wait))
     ]
-    plan, kernels, guarded = bind(
-        dataclasses.replace(program.plan, steps=tuple(steps)), program.linker.kernels
-    )
-    run = guarded(execute(plan, kernels, program.linker.constants, program.report.device))
-    return lambda: run(list(values))
+    return dataclasses.replace(plan, steps=tuple(steps))
 
 
 # ---------------------------------------------------------------- on paper

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import pathlib
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from browser import CHROMIUM, launched, playwright
 from samples import compiled, large
 
 import torchgraft as graft
 from torchgraft.inspect.page import page as render
 
-playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
-)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine"),
@@ -27,11 +23,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        # The pages are ours and a container has no user namespaces for the sandbox.
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
+    yield from launched()
 
 
 @pytest.fixture(scope="module")

@@ -102,19 +102,21 @@ node {{
 }}
 node {{
   name: "mul"
-  op: "aten.mul.Tensor"
+  op: "aten::mul"
   input: "x"
   input: "p_weight"
+  attr {{ key: "_overload" value {{ s: "Tensor" }} }}
   {FOUR_TWO}
   attr {{ key: "dtype" value {{ type: DT_FLOAT }} }}
   attr {{ key: "_line" value {{ s: "{LINE}" }} }}
 }}
 node {{
   name: "sum_1"
-  op: "aten.sum.dim_IntList"
+  op: "aten::sum"
   input: "mul"
   attr {{ key: "dim" value {{ list {{ i: 1 }} }} }}
   attr {{ key: "keepdim" value {{ b: true }} }}
+  attr {{ key: "_overload" value {{ s: "dim_IntList" }} }}
   {FOUR_TWO.replace("2", "1")}
   attr {{ key: "dtype" value {{ type: DT_FLOAT }} }}
   attr {{ key: "_line" value {{ s: "{LINE}" }} }}
@@ -179,7 +181,10 @@ def test_onnx_has_the_structure(tmp_path: pathlib.Path) -> None:
     model = onnx.load(last)
     onnx.checker.check_model(model)
     found = {
-        node.output[0]: (f"{node.domain}.{node.op_type}", tuple(node.input))
+        node.output[0]: (
+            f"{node.domain}.{node.op_type}.{node.overload or 'default'}",
+            tuple(node.input),
+        )
         for node in model.graph.node
         if node.domain not in ("", "torchgraft")
     }
@@ -190,7 +195,7 @@ def test_onnx_has_the_structure(tmp_path: pathlib.Path) -> None:
         for info in model.graph.value_info
     }
     assert shapes["cumsum"] == [3, 4]
-    [cumsum] = [node for node in model.graph.node if node.op_type == "cumsum.default"]
+    [cumsum] = [node for node in model.graph.node if node.op_type == "cumsum"]
     assert [(a.name, a.i) for a in cumsum.attribute] == [("dim", 0)]
 
 

@@ -15,7 +15,8 @@ from torch import nn
 import torchgraft as graft
 from bench import scale
 from torchgraft.errors import BadValue, UnknownName
-from torchgraft.plan import Plan
+from torchgraft.inspect.timeline import predict_together
+from torchgraft.plan import Collective, Plan
 from torchgraft.simulate import KINDS, Cluster, Link, moves, simulate
 
 LINK = Link(alpha=1.0, beta=0.5)
@@ -185,6 +186,12 @@ STRANGE = Plan.parse(str(OVERLAPPED).replace("'all_reduce'", "'all_reduse'"))
         (lambda: simulate(OVERLAPPED, 8), BadValue, "a graft.Cluster"),  # type: ignore[arg-type]
         (lambda: simulate(OVERLAPPED, Cluster(2, LINK), [1.0]), BadValue, "4 times"),
         (lambda: simulate(OVERLAPPED, Cluster(2, LINK), [-1.0] * 4), BadValue, "kernels"),
+        (lambda: simulate(OVERLAPPED, Cluster(2, LINK), [[1.0] * 4]), BadValue, "2 ranks"),
+        (
+            lambda: simulate(OVERLAPPED, Cluster(2, LINK, groups={"tp": 1}), [[1.0] * 4] * 2),
+            BadValue,
+            "group 'tp': expected all ranks",
+        ),
         (lambda: simulate(DYNAMIC, Cluster(2, LINK)), BadValue, "known before a call"),
         (lambda: simulate(STRANGE, Cluster(2, LINK)), UnknownName, "Did you mean 'all_reduce'"),
     ],
@@ -212,13 +219,44 @@ def test_the_page_says_what_the_assumptions_do() -> None:
 
 @pytest.mark.slow
 def test_two_gloo_ranks_run_the_plan_that_is_on_paper() -> None:
-    size = scale.Size(batch=2, length=128, width=256, blocks=1, rounds=1, repeat=1)
-    found = scale.measure(2, size)
-    made = found.simulated(Link(1e-4, 1e-9))
+    found = scale.measure(2, scale.Size(batch=2, length=128, width=256, blocks=1, calls=3))
+    plan = Plan.parse(found.overlap.plan)
+    made = simulate(plan, found.cluster(Link(1e-4, 1e-9)), found.overlap.launches[0])
     paper = dataclasses.replace(scale.CASES["decode"], blocks=1).simulated(2, parts=2)
     nbytes = 128 * 256 * 4
     assert [(t.kind, t.ranks) for t in made.talks] == [(t.kind, t.ranks) for t in paper.talks]
     assert [talk.nbytes for talk in made.talks] == [nbytes] * 4
     assert made.hidden > 0
     assert made.seconds < made.serial
-    assert [size for size, _ in found.sums] == scale.SIZES
+    assert [(ranks, nbytes) for ranks, nbytes, _ in found.sums] == [(2, n) for n in scale.SIZES]
+    for run in (found.overlap, found.serial):
+        check_bounds(run)
+
+
+def check_bounds(run: scale.Run) -> None:
+    """Whatever the machine did meanwhile: ranks that wait for nothing but the plan and each other
+    are no slower than they were, and no faster than their kernels."""
+    plan = Plan.parse(run.plan)
+    talks = {i for i, step in enumerate(plan.launches) if isinstance(step, Collective)}
+    for took, ranks in zip(run.seconds, run.launches, strict=True):
+        # A collective cannot have lasted longer than for the rank that came to it last.
+        rows = [
+            [min(r[i] for r in ranks) if i in talks else own[i] for i in range(len(own))]
+            for own in ranks
+        ]
+        least = max(line.seconds for line in predict_together(plan, rows, {}))
+        kernels = max(sum(t for i, t in enumerate(own) if i not in talks) for own in ranks)
+        assert kernels <= least + 1e-9
+        assert least <= took + 1e-6
+
+
+def test_a_collective_begins_when_the_last_rank_has_come() -> None:
+    cluster = Cluster(2, LINK, algorithm="ring")  # 2 messages, 8 bytes: 6 seconds
+    made = simulate(OVERLAPPED, cluster, [[5.0, 0.0, 4.0, 1.0], [7.0, 0.0, 9.0, 1.0]])
+    # The sum goes on from 7 to 13; the second rank has computed until 16.
+    assert (made.seconds, made.kernels) == (17.0, 17.0)
+    assert made.serial == 7 + 6 + 9 + 1
+    quick = simulate(OVERLAPPED, cluster, [[5.0, 0.0, 4.0, 1.0], [7.0, 0.0, 0.0, 1.0]])
+    assert quick.seconds == 14.0  # both wait for the sum
+    alike = simulate(OVERLAPPED, cluster, [[5.0, 0.0, 4.0, 1.0]] * 2)
+    assert alike.seconds == simulate(OVERLAPPED, cluster, [5.0, 0.0, 4.0, 1.0]).seconds

@@ -55,7 +55,19 @@ def _scoped(one: Row) -> str:
 
 
 def _op(one: Row) -> str:
-    return one.op if one.kind == "call" else one.kind.capitalize()
+    if one.kind != "call":
+        return one.kind.capitalize()
+    namespace, op, _ = _parts(one.op)
+    return f"{namespace}::{op}" if namespace else op
+
+
+def _parts(op: str) -> tuple[str, str, str]:
+    """Namespace, name and overload of an operator. Apart, because Netron shows what lies behind
+    the last dot of a name: `default`, most of the time."""
+    if op.count(".") != 2:  # a function of Python
+        return "", op, ""
+    namespace, name, overload = op.split(".")
+    return namespace, name, "" if overload == "default" else overload
 
 
 def _quoted(text: str) -> str:
@@ -66,6 +78,8 @@ def _attrs(node: Node, one: Row) -> Iterator[tuple[str, str]]:
     if node.op == "call_function":
         for name, value in attributes(node).items():
             yield name, _attr(value)
+        if overload := _parts(one.op)[2]:
+            yield "_overload", f"s: {_quoted(overload)}"
     values = node.meta.get("val")
     tensors = values if isinstance(values, (list, tuple)) else [values]
     shapes = [shape_of(v) for v in tensors if isinstance(v, Tensor)]
@@ -126,10 +140,11 @@ def onnx(gm: GraphModule, name: str) -> bytes:
                 )
                 outputs.append(_info(helper, f"output_{i}", arg.meta.get("val")))
         else:
-            op, domain = _name(node)
+            op, domain, overload = _name(node)
             domains.add(domain)
             used = [used.name for used in node.all_input_nodes]
             made = helper.make_node(op, used, [node.name], name=node.name, domain=domain)
+            made.overload = overload
             made.doc_string = row(node).line
             made.metadata_props.add(key="module", value=row(node).module)
             given = attributes(node) if node.op == "call_function" else {}
@@ -150,12 +165,12 @@ def onnx(gm: GraphModule, name: str) -> bytes:
     return serialised
 
 
-def _name(node: Node) -> tuple[str, str]:
-    """The operator and the domain of a node."""
+def _name(node: Node) -> tuple[str, str, str]:
+    """The operator, domain and overload of a node."""
     if node.op == "get_attr":
-        return "constant", "torchgraft"
-    namespace, _, op = target_name(node.target).partition(".")
-    return (op, namespace) if op else (namespace, "torchgraft")
+        return "constant", "torchgraft", ""
+    namespace, op, overload = _parts(target_name(node.target))
+    return op, namespace or "torchgraft", overload
 
 
 def _plain(value: Any) -> Any:

@@ -163,13 +163,13 @@ class Stopwatch:
 
     def __init__(self, program: Program, *, capture: bool = False) -> None:
         device = torch.device(program.report.device)
-        self._clock: Clock = HostClock() if device.type == "cpu" else DeviceClock(device)
+        self.clock: Clock = HostClock() if device.type == "cpu" else DeviceClock(device)
         self._plan, self._sizes = program.plan, buffer_sizes(program)
         self._notes = Report("", "", "")
-        instrumented = _instrumented(program, self._clock)
+        instrumented = _instrumented(program, self.clock)
 
         def run(inputs: list[Any]) -> Any:
-            self._clock.begin()
+            self.clock.begin()
             return instrumented(inputs)
 
         self._run: Callable[[list[Any]], Any] = run
@@ -187,7 +187,7 @@ class Stopwatch:
     def __call__(self, inputs: list[Any]) -> tuple[Any, Timeline]:
         """The outputs, and when each launch ran."""
         result = self._run(inputs)
-        return result, measured(self._plan, self._clock.times(), self._sizes)
+        return result, measured(self._plan, self.clock.times(), self._sizes)
 
     @property
     def captured(self) -> bool:
@@ -239,13 +239,13 @@ class HostClock:
 
     def begin(self) -> None:
         self._spans: dict[int, tuple[float, float]] = {}
-        self._start = time.perf_counter()
+        self.start = time.perf_counter()
 
     def around(self, fn: Callable[..., Any], number: int) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             result = fn(*args, **kwargs)
-            self._spans[number] = (start - self._start, time.perf_counter() - self._start)
+            self._spans[number] = (start - self.start, time.perf_counter() - self.start)
             return result
 
         return timed
