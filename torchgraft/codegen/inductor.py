@@ -109,9 +109,8 @@ def _is_held(node: Node) -> bool:
 
 def _by_generator(products: Sequence[tuple[int, int]]) -> bool:
     """Whether most of the work in a region's products is faster in generated code."""
-    small = sum(f for rows, f in products if rows <= FEW_ROWS or f <= FEW_FLOPS)
-    weights = sum(f / max(1, 2 * rows) for rows, f in products)
-    return 2 * small > sum(f for _, f in products) and weights <= CACHED
+    weights = sum(f / max(1, 2 * rows) for rows, f in products if rows <= FEW_ROWS)
+    return bool(products) and weights <= CACHED
 
 
 def by_onednn(gm: GraphModule) -> bool:
