@@ -151,12 +151,21 @@ def _dlrm_inputs(seed: int) -> Args:
 
 
 class Conv(nn.Sequential):
-    """Convolution, batch norm and, unless told not to, ReLU."""
+    """Convolution, batch norm and, unless told not to, ReLU. Sizes stay, unless `pad` is given."""
 
     def __init__(
-        self, cin: int, cout: int, kernel: int, stride: int = 1, *, relu: bool = True
+        self,
+        cin: int,
+        cout: int,
+        kernel: int | tuple[int, int],
+        stride: int = 1,
+        *,
+        pad: int | None = None,
+        relu: bool = True,
     ) -> None:
-        conv = nn.Conv2d(cin, cout, kernel, stride, kernel // 2, bias=False)
+        high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel
+        padding = (high // 2, wide // 2) if pad is None else pad
+        conv = nn.Conv2d(cin, cout, (high, wide), stride, padding, bias=False)
         super().__init__(conv, nn.BatchNorm2d(cout), *([nn.ReLU()] if relu else []))
 
 
@@ -203,23 +212,25 @@ def _resnet50() -> nn.Module:
     return _trained_looking(nn.Sequential(*layers))
 
 
-class Inception(nn.Module):
-    """GoogLeNet's block: four branches, concatenated."""
+class Branches(nn.ModuleList):
+    """Branches over one input, concatenated; each is a layer or a list of layers."""
 
-    def __init__(self, cin: int, widths: tuple[int, int, int, int, int, int]) -> None:
-        super().__init__()
-        one, three_in, three, five_in, five, pool = widths
-        self.branches = nn.ModuleList(
-            [
-                Conv(cin, one, 1),
-                nn.Sequential(Conv(cin, three_in, 1), Conv(three_in, three, 3)),
-                nn.Sequential(Conv(cin, five_in, 1), Conv(five_in, five, 3)),
-                nn.Sequential(nn.MaxPool2d(3, 1, 1), Conv(cin, pool, 1)),
-            ]
-        )
+    def __init__(self, *branches: nn.Module | list[nn.Module]) -> None:
+        super().__init__(b if isinstance(b, nn.Module) else nn.Sequential(*b) for b in branches)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([branch(x) for branch in self.branches], 1)
+        return torch.cat([branch(x) for branch in self], 1)
+
+
+def _inception(cin: int, widths: tuple[int, int, int, int, int, int]) -> Branches:
+    """GoogLeNet's block."""
+    one, three_in, three, five_in, five, pool = widths
+    return Branches(
+        Conv(cin, one, 1),
+        [Conv(cin, three_in, 1), Conv(three_in, three, 3)],
+        [Conv(cin, five_in, 1), Conv(five_in, five, 3)],
+        [nn.MaxPool2d(3, 1, 1), Conv(cin, pool, 1)],
+    )
 
 
 def _googlenet() -> nn.Module:
@@ -227,16 +238,81 @@ def _googlenet() -> nn.Module:
     return _trained_looking(
         nn.Sequential(
             Conv(3, 64, 7, 2), pool, Conv(64, 64, 1), Conv(64, 192, 3), pool,
-            Inception(192, (64, 96, 128, 16, 32, 32)),
-            Inception(256, (128, 128, 192, 32, 96, 64)), pool,
-            Inception(480, (192, 96, 208, 16, 48, 64)),
-            Inception(512, (160, 112, 224, 24, 64, 64)),
-            Inception(512, (128, 128, 256, 24, 64, 64)),
-            Inception(512, (112, 144, 288, 32, 64, 64)),
-            Inception(528, (256, 160, 320, 32, 128, 128)), pool,
-            Inception(832, (256, 160, 320, 32, 128, 128)),
-            Inception(832, (384, 192, 384, 48, 128, 128)),
+            _inception(192, (64, 96, 128, 16, 32, 32)),
+            _inception(256, (128, 128, 192, 32, 96, 64)), pool,
+            _inception(480, (192, 96, 208, 16, 48, 64)),
+            _inception(512, (160, 112, 224, 24, 64, 64)),
+            _inception(512, (128, 128, 256, 24, 64, 64)),
+            _inception(512, (112, 144, 288, 32, 64, 64)),
+            _inception(528, (256, 160, 320, 32, 128, 128)), pool,
+            _inception(832, (256, 160, 320, 32, 128, 128)),
+            _inception(832, (384, 192, 384, 48, 128, 128)),
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1024, 1000),
+        )
+    )  # fmt: skip
+
+
+def _pooled(cin: int, cout: int) -> list[nn.Module]:
+    return [nn.AvgPool2d(3, 1, 1), Conv(cin, cout, 1)]
+
+
+def _mixed(cin: int, pool: int) -> Branches:
+    return Branches(
+        Conv(cin, 64, 1),
+        [Conv(cin, 48, 1), Conv(48, 64, 5)],
+        [Conv(cin, 64, 1), Conv(64, 96, 3), Conv(96, 96, 3)],
+        _pooled(cin, pool),
+    )
+
+
+def _mixed_of_sevens(width: int) -> Branches:
+    across, down = (1, 7), (7, 1)
+    return Branches(
+        Conv(768, 192, 1),
+        [Conv(768, width, 1), Conv(width, width, across), Conv(width, 192, down)],
+        [
+            Conv(768, width, 1), Conv(width, width, down), Conv(width, width, across),
+            Conv(width, width, down), Conv(width, 192, across),
+        ],
+        _pooled(768, 192),
+    )  # fmt: skip
+
+
+def _mixed_wide(cin: int) -> Branches:
+    def split() -> Branches:
+        return Branches(Conv(384, 384, (1, 3)), Conv(384, 384, (3, 1)))
+
+    return Branches(
+        Conv(cin, 320, 1),
+        [Conv(cin, 384, 1), split()],
+        [Conv(cin, 448, 1), Conv(448, 384, 3), split()],
+        _pooled(cin, 192),
+    )
+
+
+def _inception_v3() -> nn.Module:
+    pool = nn.MaxPool2d(3, 2)
+    return _trained_looking(
+        nn.Sequential(
+            Conv(3, 32, 3, 2, pad=0), Conv(32, 32, 3, pad=0), Conv(32, 64, 3), pool,
+            Conv(64, 80, 1), Conv(80, 192, 3, pad=0), pool,
+            _mixed(192, 32), _mixed(256, 64), _mixed(288, 64),
+            Branches(
+                Conv(288, 384, 3, 2, pad=0),
+                [Conv(288, 64, 1), Conv(64, 96, 3), Conv(96, 96, 3, 2, pad=0)],
+                pool,
+            ),
+            *map(_mixed_of_sevens, (128, 160, 160, 192)),
+            Branches(
+                [Conv(768, 192, 1), Conv(192, 320, 3, 2, pad=0)],
+                [
+                    Conv(768, 192, 1), Conv(192, 192, (1, 7)), Conv(192, 192, (7, 1)),
+                    Conv(192, 192, 3, 2, pad=0),
+                ],
+                pool,
+            ),
+            _mixed_wide(1280), _mixed_wide(2048),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000),
         )
     )  # fmt: skip
 
@@ -358,6 +434,7 @@ MODELS: dict[str, Callable[[], Case]] = {
     "quantise": _case(Quantise, _noise((1024, 1024)), 1e-4),
     "resnet50": _case(_resnet50, _IMAGE, 1e-4),
     "googlenet": _case(_googlenet, _IMAGE, 1e-4),
+    "inception_v3": _case(_inception_v3, _noise((1, 3, 299, 299)), 1e-4),
     "vit_s": _case(_vit_s, _IMAGE, 1e-4),
     "bert": _case(_bert, _tokens(1, 128, 30522), 1e-4),
     "gpt2_prefill": _case(lambda: Returns(_gpt2(), "logits"), _tokens(1, 64, 50257), 1e-4),

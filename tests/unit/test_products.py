@@ -1,4 +1,4 @@
-"""Who computes a product on CPU: the generator where there are few rows, else a library."""
+"""Who computes a product on CPU, the generator or a library; convolutions as products."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import torch
 from torch import nn
 
 import torchgraft as graft
+from torchgraft import _torch
 from torchgraft._torch import generator
-from torchgraft.codegen import inductor, regions
+from torchgraft.codegen import convolve, inductor, regions
+
+aten = torch.ops.aten
 
 aten = torch.ops.aten
 
@@ -30,11 +33,24 @@ def is_micro(gm: torch.fx.GraphModule) -> bool:
 @pytest.mark.parametrize(
     ("rows", "width", "expected"), [(1, 256, True), (6, 512, True), (8, 256, False), (16, 64, True)]
 )
-def test_few_rows_are_the_generators(rows: int, width: int, expected: bool) -> None:
+def test_few_rows_are_the_generators(
+    monkeypatch: pytest.MonkeyPatch, rows: int, width: int, expected: bool
+) -> None:
+    monkeypatch.setattr(generator, "is_amd", lambda: False)
     assert is_micro(region(nn.Linear(width, width), torch.randn(rows, width))) is expected
 
 
-def test_a_region_goes_with_most_of_its_work() -> None:
+def test_many_rows_are_the_generators_where_that_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generator, "is_amd", lambda: True)
+    assert is_micro(region(nn.Linear(256, 256), torch.randn(128, 256)))
+    assert not is_micro(region(nn.ReLU(), torch.randn(128, 256)))
+
+
+def test_a_region_goes_with_most_of_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "is_amd", lambda: False)
+
     class Both(nn.Module):
         def __init__(self, small: int) -> None:
             super().__init__()
@@ -83,6 +99,93 @@ def test_generated_products_are_right() -> None:
     compiled = graft.compile(model, (x,))
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_product_that_only_a_library_has_does_not_spoil_its_region() -> None:
+    """Both operands strided views: there is no generated product for those."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(64, 192)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (t.view(40, 4, 16).transpose(0, 1) for t in self.project(x).chunk(3, -1))
+            scores = torch.bmm(q, k.transpose(1, 2)).softmax(-1)
+            return torch.bmm(scores, v)
+
+    model, x = Attention().eval(), torch.randn(40, 64)
+    compiled = graft.compile(model, (x,))
+    assert [launch.kernel for launch in compiled.plan.launches] == ["region0"]
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_gcc_keeps_sums_in_registers() -> None:
+    from torch._inductor import cpp_builder
+
+    compiler = generator.has_compiler()
+    assert compiler is not None
+    with generator._gcc_scalars():
+        inside = cpp_builder.CppOptions(compiler=compiler).get_cflags()
+    outside = cpp_builder.CppOptions(compiler=compiler).get_cflags()
+    assert [flag for flag in inside if flag not in outside] == [f"-{f}" for f in generator._SCALARS]
+    assert not generator._takes_scalars("no-such-compiler")
+
+
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [
+        (nn.Conv2d(3, 8, 3, padding=1), (2, 3, 9, 11)),
+        (nn.Conv2d(5, 7, (3, 2), stride=(2, 1), padding=(0, 1), bias=False), (1, 5, 12, 9)),
+        (nn.Conv2d(6, 4, 1), (1, 6, 7, 7)),
+        (nn.Conv2d(6, 4, 1, stride=2, padding=1), (1, 6, 7, 7)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("last", [False, True], ids=["then more", "last"])
+def test_small_convolutions_are_products(
+    monkeypatch: pytest.MonkeyPatch, layer: nn.Conv2d, size: tuple[int, ...], last: bool
+) -> None:
+    monkeypatch.setattr(generator, "is_amd", lambda: True)
+    seen: list[torch.fx.Graph] = []
+    plain = generator.compile_graph
+
+    def spy(gm: torch.fx.GraphModule, *args: object, **kwargs: object) -> object:
+        seen.append(gm.graph)
+        return plain(gm, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(generator, "compile_graph", spy)
+    model = (nn.Sequential(layer) if last else nn.Sequential(layer, nn.ReLU(), nn.Flatten())).eval()
+    x = torch.randn(size)
+    compiled = graft.compile(model, (x,))
+    [graph] = seen
+    assert not graph.find_nodes(op="call_function", target=aten.convolution.default)
+    with torch.no_grad():
+        expected, found = model.double()(x.double()), compiled(x)
+    model.float()
+    assert found.stride() == expected.stride()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_other_convolutions_are_a_librarys() -> None:
+    def kept(layer: nn.Module, x: torch.Tensor, **fields: object) -> bool:
+        gm = region(layer.eval(), x, **fields)
+        convolve.as_products(gm, x_mode(gm))
+        return bool(gm.graph.find_nodes(op="call_function", target=aten.convolution.default))
+
+    x = torch.randn(1, 4, 16, 16)
+    assert not kept(nn.Conv2d(4, 4, 3), x)
+    assert kept(nn.Conv2d(4, 4, 3, groups=2), x)
+    assert kept(nn.Conv2d(4, 4, 3, dilation=2), x)
+    assert kept(nn.ConvTranspose2d(4, 4, 3), x)
+    assert kept(nn.Conv2d(4, 4, 3).double(), x.double())
+    assert kept(nn.Conv2d(4, 4, 3), x, freeze=False)
+    assert kept(nn.Conv2d(64, 64, 3), torch.randn(1, 64, 32, 32))  # 66 million operations
+
+
+def x_mode(gm: torch.fx.GraphModule) -> object:
+    return _torch.fake_mode_of([n.meta["val"] for n in gm.graph.find_nodes(op="placeholder")])
 
 
 @pytest.mark.parametrize(("front", "asks"), [("compile", False), ("backend", True)])

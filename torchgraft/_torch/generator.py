@@ -8,8 +8,10 @@ import inspect
 import itertools
 import json
 import os
+import math
 import pathlib
 import platform
+import subprocess
 import sys
 import tempfile
 import uuid
@@ -80,12 +82,15 @@ def compile_graph(
     is_backward: bool,
     own: Callable[[Any], Any] = lambda constant: constant,
     onednn: bool = False,
+    generates: Callable[[float, bool], bool] | None = None,
 ) -> Flat:
     """Generate code for a graph decomposed as Inductor wants it; `gm` is changed.
 
     The same steps that `torch._inductor.compile_fx` takes behind AOTAutograd, from the point where
     the graph is functional and decomposed: its joint passes, freezing where weights are held, then
-    `compile_fx_inner`. What is left of the constants after freezing goes through `own`.
+    `compile_fx_inner`. What is left of the constants after freezing goes through `own`. With
+    `generates(operations, is constant)`, code is generated for those matrix products for whose
+    size and second operand it holds; the others are library calls, and nothing is timed.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx, config
@@ -94,8 +99,18 @@ def compile_graph(
 
     mode = fake_mode_of(inputs)
     frozen = is_inference and any("weight" in node.meta for node in gm.graph.nodes)
-    settings = {"freezing": True, "freezing_discard_parameters": False} if frozen else {}
-    with config.patch({**settings, **options}), tracing(TracingContext(mode)), _torch.lazily():
+    settings: dict[str, Any] = {}
+    if frozen:
+        settings |= {"freezing": True, "freezing_discard_parameters": False}
+    if generates is not None:
+        settings |= {"max_autotune": True, "max_autotune_gemm_backends": "ATEN,CPP"}
+    with (
+        config.patch({**settings, **options}),
+        tracing(TracingContext(mode)),
+        _torch.lazily(),
+        _gcc_scalars(),
+        _untimed(generates) if generates is not None else contextlib.nullcontext(),
+    ):
         if is_inference:
             gm = _joint_passes(gm, inputs)
         extra: dict[str, Any] = {}
@@ -124,6 +139,87 @@ def compile_graph(
             _forget_modules(loaded)
     # CompiledFxGraph.__call__ only adds a profiler range around this.
     return getattr(code, "current_callable", None) or code
+
+
+def laid_out() -> Any:
+    """The operator with which Inductor writes a value to memory, in the order of given strides."""
+    from torch._inductor import inductor_prims
+
+    return inductor_prims.force_stride_order
+
+
+@contextlib.contextmanager
+def _untimed(generates: Callable[[float, bool], bool]) -> Iterator[None]:
+    """Inductor has one choice for each product and so need not time any."""
+    from torch._inductor import ir
+    from torch._inductor.codegen.cpp_template_kernel import CppTemplateCaller
+    from torch._inductor.select_algorithm import get_algorithm_selector_cache
+    from torch._inductor.virtualized import V
+
+    def held(node: Any) -> bool:
+        while isinstance(node, (ir.BaseView, ir.MutableBox)):
+            node = node.data
+        return isinstance(node, ir.ConstantBuffer) and node.get_name() in V.graph.constants
+
+    def choose(choices: list[Any]) -> list[Any]:
+        generated = [choice for choice in choices if isinstance(choice, CppTemplateCaller)]
+        libraries = [choice for choice in choices if choice not in generated][:1]
+        if not generated or not libraries:
+            return generated or libraries
+        [library] = libraries
+        data, *others = library.input_nodes
+        sizes = [*library.layout.size, data.get_size()[-1]]
+        try:
+            flops = 2.0 * math.prod(map(int, sizes))
+        except TypeError:  # a symbol
+            flops = math.inf
+        return generated if generates(flops, any(map(held, others))) else libraries
+
+    choosers = get_algorithm_selector_cache().preprocessing_fns
+    choosers.append(choose)
+    try:
+        yield
+    finally:
+        choosers.remove(choose)
+
+
+_SCALARS = (
+    "param=early-inlining-insns=1000",
+    "param=large-stack-frame=65536",
+    "param=dse-max-object-size=4096",
+)
+"""What gcc needs to keep the sums of a generated product in registers. Without, it also stores each
+of them to the stack in every step of the inner loop: 8 x 32 of them on 512-bit registers were 16
+stores to 16 multiplications, twice the time (gcc 12)."""
+
+
+@contextlib.contextmanager
+def _gcc_scalars() -> Iterator[None]:
+    """C++ is compiled with `_SCALARS`, where the compiler takes them."""
+    from torch._inductor import cpp_builder
+
+    original = cpp_builder._get_optimization_cflags
+
+    def flags(compiler: str, *args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
+        compile_flags, link_flags = original(compiler, *args, **kwargs)
+        more = [f"-{flag}" for flag in _SCALARS] if _takes_scalars(compiler) else []
+        return [*compile_flags, *more], link_flags
+
+    cpp_builder._get_optimization_cflags = flags  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        cpp_builder._get_optimization_cflags = original
+
+
+@functools.cache
+def _takes_scalars(compiler: str) -> bool:
+    command = [compiler, *(f"--{flag}" for flag in _SCALARS), "-x", "c++", "-E", "-"]
+    try:
+        tried = subprocess.run(command, input=b"", capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return tried.returncode == 0
 
 
 def _forget_modules(first: int) -> None:
@@ -168,14 +264,23 @@ def _freeze(
     return gm, {"layout_opt": layout}
 
 
-@functools.cache
 def is_intel() -> bool:
     """Whether the processor is one that MKL is written for."""
+    return "GenuineIntel" in _processor()
+
+
+def is_amd() -> bool:
+    """Whether the processor is one of AMD's."""
+    return "AuthenticAMD" in _processor()
+
+
+@functools.cache
+def _processor() -> str:
     try:
         with open("/proc/cpuinfo") as file:
-            return "GenuineIntel" in file.read()
+            return file.read()
     except OSError:
-        return "GenuineIntel" in platform.processor()
+        return platform.processor()
 
 
 def _device(gm: GraphModule, inputs: Sequence[Any]) -> torch.device:
@@ -240,6 +345,7 @@ def aot_compile(
         tracing(TracingContext(mode)),
         V.set_aot_compilation(True),
         config.patch(compile_fx.get_cpp_wrapper_config()),  # on CUDA: tuned now, kernels kept
+        _gcc_scalars(),
         _watched_folds(folded),
         _watched_constants(constants),
     ):

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft._torch import generator
+from torchgraft.codegen import convolve
 from torchgraft.config import Config
 from torchgraft.fx.cost import flops_of, has_formula
 from torchgraft.fx.decompose import decompose
@@ -35,8 +36,10 @@ def generate(
     `own`, which copies those that belong to the caller. Where the caller has `checked` sizes and
     strides of all inputs, the code need not do so again."""
     options = options_for(inputs, config)
-    if config.mode != "max-autotune" and _by_generator(_products(gm)):
-        options = _MICRO | options
+    timed = config.mode == "max-autotune"
+    if is_inference and not timed and generator.is_amd():
+        convolve.as_products(gm, _torch.fake_mode_of(inputs))
+    own_products = not timed and _by_generator(_products(gm))
     if checked and all(map(_lays_out, gm.graph.nodes)):
         options = _UNASKED | options
     onednn = by_onednn(gm)
@@ -51,6 +54,7 @@ def generate(
         is_backward=is_backward,
         own=own,
         onednn=onednn,
+        generates=_generates if own_products else None,
     )
 
 
@@ -98,14 +102,15 @@ def join_relu(gm: GraphModule, device: str) -> None:
 
 FEW_ROWS, FEW_FLOPS = 6, 2e5
 """Up to so many rows, or operations, the generator's own product with constant weights beats those
-of libraries, by 2 as measured (docs/performance.md); from 8 rows on it is slower."""
+of libraries by 2. On AMD's processors, where it was measured, it is as fast as any with more too,
+and what follows is part of it (docs/performance.md). Of two computed matrices, only products with
+few operations are generated: packing the second one in each call costs more than the call."""
 CACHED = 16e6
-"""Weights (elements of a region's products) that a cache may hold: with more, as in GPT-2, it is
-memory that decides, and MKL's packed weights were faster."""
+"""Weights (elements of a region's products with few rows) that a cache may hold: with more, as in
+GPT-2, it is memory that decides, and MKL's packed weights were faster."""
 MANY_FLOPS = 8e6
 """From so many operations a product on, oneDNN beats MKL on a processor that is not Intel's; below,
 a call of it costs 15 us more."""
-_MICRO = {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}  # the only choice: no timing
 _PRODUCTS = {torch.ops.aten.addmm.default: 1, torch.ops.aten.mm.default: 0}  # where the rows are
 
 
@@ -127,11 +132,16 @@ def _is_held(node: Node) -> bool:
     return node.op == "get_attr"
 
 
+def _generates(flops: float, is_constant: bool) -> bool:
+    return is_constant or flops <= FEW_FLOPS
+
+
 def _by_generator(products: Sequence[tuple[int, int]]) -> bool:
-    """Whether most of the work in a region's products is faster in generated code."""
+    """Whether code is to be generated for a region's products."""
+    if sum(f / max(1, 2 * rows) for rows, f in products if rows <= FEW_ROWS) > CACHED:
+        return False
     small = sum(f for rows, f in products if rows <= FEW_ROWS or f <= FEW_FLOPS)
-    weights = sum(f / max(1, 2 * rows) for rows, f in products)
-    return 2 * small > sum(f for _, f in products) and weights <= CACHED
+    return 2 * small > sum(f for _, f in products) or (bool(products) and generator.is_amd())
 
 
 def by_onednn(gm: GraphModule) -> bool:
