@@ -130,3 +130,15 @@ def test_a_package_with_few_rows_takes_new_weights(tmp_path: Path) -> None:
     loaded.load_state_dict(other.state_dict())
     with torch.no_grad():
         torch.testing.assert_close(loaded(x), other(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_region_with_a_product_of_two_values_is_generated_all_the_same() -> None:
+    class Score(nn.Linear):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) @ y
+
+    model, args = Score(8, 8), (torch.randn(2, 8), torch.randn(8, 8))
+    compiled = graft.compile(model, args)
+    assert compiled.report.coverage == 1
+    torch.testing.assert_close(compiled(*args), model(*args).detach())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -35,21 +36,25 @@ def generate(
     `own`, which copies those that belong to the caller. Where the caller has `checked` sizes and
     strides of all inputs, the code need not do so again."""
     options = options_for(inputs, config)
-    if config.mode != "max-autotune" and _by_generator(_products(gm)):
-        options = _MICRO | options
+    micro = config.mode != "max-autotune" and _by_generator(_products(gm))
     if checked and all(map(_lays_out, gm.graph.nodes)):
         options = _UNASKED | options
-    onednn = by_onednn(gm)
-    gm = decompose(gm, inputs, _torch.inductor_decompositions())
-    return generator.compile_graph(
-        gm,
-        inputs,
-        options=options,
+    compile = functools.partial(
+        generator.compile_graph,
+        inputs=inputs,
         is_inference=is_inference,
         is_backward=is_backward,
         own=own,
-        onednn=onednn,
+        onednn=by_onednn(gm),
     )
+    gm = decompose(gm, inputs, _torch.inductor_decompositions())
+    if micro:
+        try:
+            again = GraphModule(gm, copy.deepcopy(gm.graph))
+            return compile(again, options=_MICRO | options)
+        except Exception:  # it takes most products with constants, and few others
+            log.debug("torchgraft: not with the generator's own products", exc_info=True)
+    return compile(gm, options=options)
 
 
 def options_for(inputs: Sequence[Any], config: Config) -> dict[str, Any]:

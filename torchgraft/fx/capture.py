@@ -202,6 +202,12 @@ def _cannot(program: str, error: Exception, declared: Declared) -> CannotCapture
             f"It was traced with {traced}. Where a program ties sizes together, declare sizes to "
             f"trace with that fit: graft.Input(min_shape=..., max_shape=..., example=...)."
         )
+    if "not a known type" in str(error):
+        fix = (
+            "Tell torch what the class holds: torch.export.register_dataclass. For the cache of a "
+            "Hugging Face model, pass use_cache=False, or call "
+            "transformers.integrations.executorch.register_dynamic_cache_export_support() first."
+        )
     if "group cannot be None" in str(error) or "process group has not been init" in str(error):
         fix = "Start it with torchrun and call torch.distributed.init_process_group() first."
     return CannotCapture(program, first_line(error), line, fix)
