@@ -199,21 +199,25 @@ class Compiled:
         """The call itself, for code that says `model.forward(x)`."""
         return self._call
 
+    def _first(self) -> Program:
+        return self._programs[0]
+
     @property
     def graph(self) -> edit.Graph:
-        """The graph that runs, after every pass (of the first gear where there are several)."""
-        program = self._programs[0]
+        """The graph that runs, after every pass (of the first gear or piece where there are
+        several)."""
+        program = self._first()
         return edit.Graph(program.gm, meta.inputs_of(program.gm), self.config)
 
     @property
     def plan(self) -> Plan:
         """What runs, step by step; `print(compiled.plan)`."""
-        return self._programs[0].plan
+        return self._first().plan
 
     @property
     def report(self) -> Report:
-        """What was done and why (of the first gear); `print(compiled.report)`."""
-        return self._programs[0].report.held(self._programs[0])
+        """What was done and why (of the first gear or piece); `print(compiled.report)`."""
+        return self._first().report.held(self._first())
 
     @property
     def reports(self) -> list[Report]:
@@ -345,44 +349,26 @@ class Partial(Compiled):
         config: Config,
         branches: Sequence[script.Branch],
     ) -> None:
-        self.name, self.config = name, config
-        self._branches, self._sources = branches, []
+        super().__init__(name, "script", [], config)
+        self._branches = branches
         self._module = copy.deepcopy(module) if config.freeze else module
-        self._programs: list[Program] = []
         self._signatures = [checked(one) for one in declared]
         self._run = torch.compile(
             self._module, backend=backend(config, on_program=self._programs.append)
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _link(self, programs: list[Program]) -> None:
+        self._programs, self._call = programs, self._checked
+
+    def _checked(self, *args: Any, **kwargs: Any) -> Any:
         calls.fit(self._signatures, args, kwargs)
         with torch.no_grad(), _torch.no_autocast():
             return self._run(*args, **kwargs)
-
-    @property
-    def forward(self) -> Any:
-        """The call itself, for code that says `model.forward(x)`."""
-        return self.__call__
 
     def _first(self) -> Program:
         if not self._programs:
             raise NotYet(self.name, [f"{b.kind} on {b.on} at {b.line}" for b in self._branches])
         return self._programs[0]
-
-    @property
-    def graph(self) -> edit.Graph:
-        """The graph of the piece that ran first."""
-        return edit.Graph(self._first().gm, meta.inputs_of(self._first().gm), self.config)
-
-    @property
-    def plan(self) -> Plan:
-        """The plan of the piece that ran first."""
-        return self._first().plan
-
-    @property
-    def report(self) -> Report:
-        """The report of the piece that ran first; `reports` has them all."""
-        return self._first().report.held(self._first())
 
     def explain(self) -> str:
         """The branches left in Python, and every piece compiled so far."""
