@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +86,6 @@ def captured_for(
     front_end, branches = "export", False
     if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         translated = script.to_module(model)
-        if isinstance(model, torch.jit.ScriptModule):  # whose weights are found as long as it lives
-            weakref.finalize(model, _let_go, translated.module).atexit = False
         front_end, model = "script", translated.module
         branches = any(branch.on != "shape" for branch in translated.branches)
     declared = declare(model, () if inputs is None else inputs, kwargs, _device_of(model))
@@ -136,6 +133,8 @@ class Compiled:
         self._sources = [(copy.deepcopy(c.gm.graph), dict(c.gm.meta), c) for c in captures]
         if link:
             self._link([self.build(c.gm, c) for c in captures])
+            for source, program in zip(captures, self._programs, strict=True):
+                _keep(source, program, {n: w.origin.tensor for n, w in source.weights.items()})
 
     def build(self, gm: GraphModule, source: Capture, linker: type[Linker] = Linker) -> Program:
         """Compile a graph that was captured."""
@@ -200,21 +199,25 @@ class Compiled:
         """The call itself, for code that says `model.forward(x)`."""
         return self._call
 
+    def _first(self) -> Program:
+        return self._programs[0]
+
     @property
     def graph(self) -> edit.Graph:
-        """The graph that runs, after every pass (of the first gear where there are several)."""
-        program = self._programs[0]
+        """The graph that runs, after every pass (of the first gear or piece where there are
+        several)."""
+        program = self._first()
         return edit.Graph(program.gm, meta.inputs_of(program.gm), self.config)
 
     @property
     def plan(self) -> Plan:
         """What runs, step by step; `print(compiled.plan)`."""
-        return self._programs[0].plan
+        return self._first().plan
 
     @property
     def report(self) -> Report:
-        """What was done and why (of the first gear); `print(compiled.report)`."""
-        return self._programs[0].report.held(self._programs[0])
+        """What was done and why (of the first gear or piece); `print(compiled.report)`."""
+        return self._first().report.held(self._first())
 
     @property
     def reports(self) -> list[Report]:
@@ -276,19 +279,18 @@ class Compiled:
         for gm, source in self.fresh({name: t.detach() for name, t in state_dict.items()}):
             gm.meta["borrowed"] = meta.addresses(state_dict[name] for name in source.weights)
             programs.append(self.build(gm, source))
-            for name, weight in source.weights.items():
-                origin = Origin(state_dict[name])
-                source.weights[name] = dataclasses.replace(weight, origin=origin)
         self._link(programs)
+        for source, program in zip(self.captures, programs, strict=True):
+            _keep(source, program, state_dict)
 
     def save(
         self, path: str | os.PathLike[str], *, weights: Mapping[str, Tensor] | None = None
     ) -> None:
         """Write the program to a file that `graft.load` reads, on this kind of machine.
 
-        Generated code is compiled once more, into libraries (see docs/package.md). Frozen weights
-        are not kept as they were: the model's are taken, and `weights` is needed where the model is
-        gone or its weights have changed.
+        Generated code is compiled once more, into libraries (see docs/package.md). A weight that is
+        folded or packed is kept as it was, too, if need be by sharing the model's tensor; `weights`
+        is needed only where such a tensor was written to since.
 
         >>> import tempfile, torch, torchgraft as graft
         >>> compiled = graft.compile(torch.nn.ReLU(), (torch.ones(3),), mode="eager")
@@ -317,14 +319,13 @@ class Compiled:
             given = groups.shards(given)
             check_weights({n: w.value for n, w in wanted.items()}, given, extra=True)
             return {name: given[name] for name in wanted}
-        found = {name: weight.origin.tensor() for name, weight in wanted.items()}
-        if gone := [name for name, tensor in found.items() if tensor is None]:
+        if changed := [name for name, weight in wanted.items() if weight.origin.is_changed]:
             raise NotSavable(
-                f"{len(gone)} of its weights (such as {gone[0]!r}) are folded into the code, and "
-                f"the model's own were freed or changed since",
-                "Pass them: compiled.save(path, weights=model.state_dict()).",
+                f"{len(changed)} of its weights (such as {changed[0]!r}) are folded into the code, "
+                f"and the model's own were changed since",
+                "Pass them as they were: compiled.save(path, weights=state_dict).",
             )
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+        return {name: weight.origin.tensor for name, weight in wanted.items()}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise NotCopied(self.name)
@@ -348,44 +349,26 @@ class Partial(Compiled):
         config: Config,
         branches: Sequence[script.Branch],
     ) -> None:
-        self.name, self.config = name, config
-        self._branches, self._sources = branches, []
+        super().__init__(name, "script", [], config)
+        self._branches = branches
         self._module = copy.deepcopy(module) if config.freeze else module
-        self._programs: list[Program] = []
         self._signatures = [checked(one) for one in declared]
         self._run = torch.compile(
             self._module, backend=backend(config, on_program=self._programs.append)
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _link(self, programs: list[Program]) -> None:
+        self._programs, self._call = programs, self._checked
+
+    def _checked(self, *args: Any, **kwargs: Any) -> Any:
         calls.fit(self._signatures, args, kwargs)
         with torch.no_grad(), _torch.no_autocast():
             return self._run(*args, **kwargs)
-
-    @property
-    def forward(self) -> Any:
-        """The call itself, for code that says `model.forward(x)`."""
-        return self.__call__
 
     def _first(self) -> Program:
         if not self._programs:
             raise NotYet(self.name, [f"{b.kind} on {b.on} at {b.line}" for b in self._branches])
         return self._programs[0]
-
-    @property
-    def graph(self) -> edit.Graph:
-        """The graph of the piece that ran first."""
-        return edit.Graph(self._first().gm, meta.inputs_of(self._first().gm), self.config)
-
-    @property
-    def plan(self) -> Plan:
-        """The plan of the piece that ran first."""
-        return self._first().plan
-
-    @property
-    def report(self) -> Report:
-        """The report of the piece that ran first; `reports` has them all."""
-        return self._first().report.held(self._first())
 
     def explain(self) -> str:
         """The branches left in Python, and every piece compiled so far."""
@@ -412,13 +395,18 @@ class Partial(Compiled):
         self._module.load_state_dict(dict(state_dict))
 
 
+def _keep(source: Capture, program: Program, weights: Mapping[str, Tensor]) -> None:
+    """Note where the weights of a program are: its own copies, else the tensors it was made from,
+    which are shared and not copied."""
+    copies = program.linker.copies({name: weights[name] for name in source.weights})
+    for name, weight in source.weights.items():
+        origin = Origin(copies.get(name, weights[name]))
+        source.weights[name] = dataclasses.replace(weight, origin=origin)
+
+
 def _explain(program: Program) -> str:
     graph, plan = _indent(edit.text(program.gm)), _indent(str(program.plan))
     return f"{program.report}\ngraph:\n{graph}\nplan:\n{plan}"
-
-
-def _let_go(module: torch.nn.Module) -> None:
-    """Nothing is left to do: what held the module until now is the call itself."""
 
 
 def _copied(leaf: Any) -> Any:

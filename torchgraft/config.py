@@ -125,6 +125,13 @@ class Config:
     cache_bytes: int = 4 << 30
     """How large the cache may grow; the least recently used programs go first."""
 
+    def __new__(cls, **fields: Any) -> Config:
+        """Raise for a field that there is not; what there is, `__init__` takes."""
+        for name in fields:
+            if name not in cls.__dataclass_fields__:
+                raise UnknownName("option", name, cls.__dataclass_fields__, where="Config")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UnknownName("mode", self.mode, MODES, where="Config.mode")
@@ -217,9 +224,6 @@ class Config:
     @staticmethod
     def of(fields: Mapping[str, Any]) -> Config:
         """A Config from a plain mapping, such as `torch.compile(options=...)`."""
-        for name in fields:
-            if name not in FIELDS:
-                raise UnknownName("option", name, FIELDS, where="Config")
         return Config(**fields)
 
 

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import logging
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,7 +83,7 @@ class Linker:
         self.numbers: dict[Node, Buffer] = {}
         self.objects: dict[str, Buffer] = {}
         self.launches: list[Launch] = []
-        self.owned: dict[Any, Tensor] = {}  # copies of the module's weights
+        self.owned: dict[View, Tensor] = {}  # copies of the module's weights
         self.branches: dict[str, Branch] = {}
         self.units: list[Unit] = []
         self.shared: list[tuple[Buffer, Buffer]] = []
@@ -236,6 +236,19 @@ class Linker:
                 self.gm.meta["prepare"].same(self.owned[key], constant)
         return self.owned[key]
 
+    def copies(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The program's own copies of weights, laid out as those are; not every weight has one."""
+        # A copy keeps the strides of what has no holes, and so all of its memory, in its order.
+        dense = {_span(key): copy for key, copy in self.owned.items() if copy.stride() == key[3]}
+        found: dict[str, Tensor] = {}
+        for name, weight in weights.items():
+            if weight.layout == torch.strided and weight.numel():
+                copy, dims = dense.get(_span(_view(weight))), range(weight.dim())
+                reach = sum((weight.size(dim) - 1) * weight.stride(dim) for dim in dims)
+                if copy is not None and reach < copy.numel():
+                    found[name] = copy.as_strided(weight.shape, weight.stride())
+        return found
+
     def _object(self, value: Any) -> Buffer:
         """A constant for an argument that has no text form, such as an operator or a function."""
         for name, held in self.constants.items():
@@ -381,10 +394,19 @@ def _is_part(node: Node) -> bool:
     )
 
 
-def _view(tensor: Tensor) -> Any:
+View = tuple[int, int, torch.Size, tuple[int, ...], torch.dtype]
+
+
+def _view(tensor: Tensor) -> View:
     """Equal for two tensors that are the same view of the same memory."""
     address = tensor.untyped_storage().data_ptr()
-    return (address, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+    return (address, int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _span(view: View) -> tuple[int, int, int, torch.dtype]:
+    """Equal for two tensors without holes that are the same memory."""
+    address, offset, shape, _, dtype = view
+    return address, offset, shape.numel(), dtype
 
 
 def _order(

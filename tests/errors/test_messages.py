@@ -78,13 +78,19 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
         "Config.mode: unknown mode 'reduce_overhead'. Did you mean 'reduce-overhead'? "
         "Known: 'default', 'eager', 'max-autotune', 'reduce-overhead'.",
     ),
-    "option": (
-        lambda: graft.compile(Mlp(), (X,), frezee=True),
-        errors.UnknownName,
-        "Config: unknown option 'frezee'. Did you mean 'freeze'? Known: "
-        + ", ".join(repr(name) for name in sorted(FIELDS))
-        + ".",
-    ),
+    **{
+        f"option of {door}": (
+            call,
+            errors.UnknownName,
+            "Config: unknown option 'frezee'. Did you mean 'freeze'? Known: "
+            + ", ".join(repr(name) for name in sorted(FIELDS))
+            + ".",
+        )
+        for door, call in {
+            "compile": lambda: graft.compile(Mlp(), (X,), frezee=True),
+            "Config": lambda: graft.Config(frezee=True),
+        }.items()
+    },
     "gears": (
         lambda: graft.compile(
             lambda x, y: x + y,

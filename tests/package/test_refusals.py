@@ -41,8 +41,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     path = tmp_path_factory.mktemp("package") / "program.graft"
     spec = graft.Input(min_shape=(2, 4), max_shape=(8, 4))
-    model = Model()  # its weights are saved, so it must live
-    graft.compile(model, (spec, 1.5), mode="eager").save(path)
+    graft.compile(Model(), (spec, 1.5), mode="eager").save(path)
     return path
 
 

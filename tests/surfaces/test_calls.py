@@ -79,7 +79,10 @@ def test_outputs_that_are_none_numbers_inputs_views_and_twice_the_same(mode: str
     compiled = graft.compile(fn, (x,), mode=mode)
     none, seven, same, view, y, again, turned, text = compiled(x)
     assert (none, seven, text) == (None, 7, "text")
-    assert same.data_ptr() == view.data_ptr() == x.data_ptr()
+    assert same is x
+    assert view.data_ptr() == x.data_ptr()
+    parameter = nn.Parameter(x)
+    assert compiled(parameter)[2] is parameter
     assert y.data_ptr() == again.data_ptr() == turned.data_ptr()
     torch.testing.assert_close((same, view, y, again, turned), fn(x)[2:7])
     assert turned.stride() == (1, 3)

@@ -328,8 +328,7 @@ def eager_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
             parts = torch.split(x @ self.weight, [1, 2], dim=1)
             return {"a": torch.cat([parts[1] * 2.5, parts[0]], 1), "b": x.topk(2)[1]}
 
-    model = Model()  # a program is saved with the weights of its model, which must live
-    graft.compile(model, (torch.ones(2, 4),), mode="eager").save(path)
+    graft.compile(Model(), (torch.ones(2, 4),), mode="eager").save(path)
     return path
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import torchgraft as graft
+from torchgraft._torch import generator
 
 MODES = ["eager", pytest.param("default", marks=pytest.mark.slow)]
 SHAPE = (37, 41)
@@ -41,3 +44,14 @@ def test_weights_are_not_piled_up_and_freed_with_the_program(mode: str) -> None:
     assert program(torch.ones(1, SHAPE[0])).unique().tolist() == [SHAPE[0] + 1.0]
     del program
     assert not weights()
+
+
+def test_a_package_lets_go_of_its_weights_in_the_middle_of_a_trace() -> None:
+    class Tracing(TorchFunctionMode):
+        def __torch_function__(self, *call: Any) -> Any:
+            raise AssertionError("the trace saw a call that is none of the program's")
+
+    weight = torch.ones(8)
+    with Tracing():
+        generator._empty([weight])
+    assert weight.untyped_storage().nbytes() == 0

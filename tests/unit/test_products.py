@@ -260,3 +260,15 @@ def test_a_product_that_is_read_before_its_relu_stays() -> None:
     gm = region(Both(), x)
     inductor.join_relu(gm, "cpu")
     assert not gm.graph.find_nodes(op="call_function", target=aten._addmm_activation.default)
+
+
+@pytest.mark.slow
+def test_a_region_with_a_product_of_two_values_is_generated_all_the_same() -> None:
+    class Score(nn.Linear):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) @ y
+
+    model, args = Score(8, 8), (torch.randn(2, 8), torch.randn(8, 8))
+    compiled = graft.compile(model, args)
+    assert compiled.report.coverage == 1
+    torch.testing.assert_close(compiled(*args), model(*args).detach())

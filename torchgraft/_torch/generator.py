@@ -7,8 +7,8 @@ import functools
 import inspect
 import itertools
 import json
-import os
 import math
+import os
 import pathlib
 import platform
 import subprocess
@@ -497,7 +497,8 @@ def _empty(aliases: Sequence[Tensor]) -> None:
     (`MaybeOwningAtenTensorHandle`, torch 2.11 to 2.13), so that the weights would stay for good."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    with _disable_current_modes(), torch.no_grad():  # garbage may be collected in a trace
+    # Garbage may be collected in a trace.
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
         for alias in aliases:
             if alias.layout == torch.strided:
                 alias.set_()  # type: ignore[call-overload]

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from torchgraft.errors import BrokenGraph
 from torchgraft.fx.dialect import is_view
+from torchgraft.fx.meta import Snapshot
 
 
 def written(nodes: Iterable[Node]) -> list[Node]:
     """The values that calls write in place, each once."""
-    found: dict[Node, None] = {}
-    for node in nodes:
-        schema = getattr(node.target, "_schema", None)
-        for number, argument in enumerate(schema.arguments if schema is not None else ()):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                given = node.kwargs.get(argument.name)
-                given = node.args[number] if number < len(node.args) else given
-                map_arg(given, lambda n: found.setdefault(n))
-    return list(found)
+    calls = ((node.target, node.args, node.kwargs) for node in nodes)
+    return list(dict.fromkeys(one for call in calls for one in writes(*call)))
+
+
+def writes(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Node]:
+    """The values that one call writes in place."""
+    found: list[Node] = []
+    schema = getattr(target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return found
+    for number, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = kwargs.get(argument.name)
+            map_arg(args[number] if number < len(args) else given, found.append)
+    return found
+
+
+def check_inputs(gm: GraphModule, name: str, before: Snapshot) -> None:
+    """Raise `BrokenGraph` where a pass (its `name`) made the graph write an input that it only read
+    `before`: the caller does not expect it."""
+    for node in gm.graph.nodes:
+        for one in writes(node.target, node.args, node.kwargs):
+            if one.op == "placeholder" and all(one not in writes(*old) for old in before.values()):
+                raise BrokenGraph(
+                    name,
+                    node.name,
+                    f"{node.target} writes input {one.name!r}, which the program only reads",
+                )
 
 
 def viewed(node: Node) -> Iterator[Node]:

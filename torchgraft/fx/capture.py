@@ -14,7 +14,6 @@ import operator
 import re
 import types
 import warnings
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -55,8 +54,8 @@ class Capture:
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """A frozen weight: the attribute of the graph's module, its type (a fake tensor), and the
-    tensor it was taken from, which is somebody else's."""
+    """A frozen weight: the attribute of the graph's module, its type (a fake tensor), and where its
+    values are."""
 
     attribute: str
     value: Tensor
@@ -64,20 +63,19 @@ class Weight:
 
 
 class Origin:
-    """A tensor that is not kept alive, and whether it still is what it was."""
+    """A tensor, which may be somebody else's, and whether it still is what it was."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._ref, self._version = weakref.ref(tensor), _version(tensor)
+        self.tensor = tensor.detach()  # which counts writes to the tensor as its own
+        self._writes = self._count()
 
-    def tensor(self) -> Tensor | None:
-        """The tensor; None where it is gone or was written to."""
-        found = self._ref()
-        return found if found is not None and _version(found) == self._version else None
+    @property
+    def is_changed(self) -> bool:
+        """Whether the tensor was written to."""
+        return self._count() != self._writes
 
-
-def _version(tensor: Tensor) -> tuple[int, int]:
-    writes = 0 if tensor.is_inference() else tensor._version
-    return writes, tensor.data_ptr() if tensor.layout == torch.strided else 0
+    def _count(self) -> int:
+        return 0 if self.tensor.is_inference() else self.tensor._version
 
 
 def capture(
@@ -203,6 +201,12 @@ def _cannot(program: str, error: Exception, declared: Declared) -> CannotCapture
         fix = (
             f"It was traced with {traced}. Where a program ties sizes together, declare sizes to "
             f"trace with that fit: graft.Input(min_shape=..., max_shape=..., example=...)."
+        )
+    if "not a known type" in str(error):
+        fix = (
+            "Tell torch what the class holds: torch.export.register_dataclass. For the cache of a "
+            "Hugging Face model, pass use_cache=False, or call "
+            "transformers.integrations.executorch.register_dynamic_cache_export_support() first."
         )
     if "group cannot be None" in str(error) or "process group has not been init" in str(error):
         fix = "Start it with torchrun and call torch.distributed.init_process_group() first."

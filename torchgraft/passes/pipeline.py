@@ -18,7 +18,7 @@ from torchgraft import _torch, progress
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
 from torchgraft.errors import BadPass, BadValue, GraftError, PassFailed, PassOrder, UnknownName
-from torchgraft.fx import label, meta
+from torchgraft.fx import alias, label, meta
 from torchgraft.fx.label import Labels
 from torchgraft.passes import builtin, fusions
 from torchgraft.passes.history import Change, History
@@ -105,7 +105,11 @@ def _distinct(passes: Iterable[Entry]) -> list[Entry]:
             result.append(spec)
             continue
         if isinstance(spec, Pattern) or spec.takes_graph:
-            raise BadPass(spec.name, "the name is used twice", "Give one of them another name=.")
+            raise BadPass(
+                spec.name,
+                "the name is used twice",
+                "Leave out of the config what @graft.fx_pass registers, or give it another name=.",
+            )
         result.append(dataclasses.replace(spec, name=f"{spec.name}#{count}"))
     return result
 
@@ -277,6 +281,7 @@ def _finish(
     """Check the graph that a pass or a pattern left, clean it, and say what changed."""
     inputs = sum(node.op == "placeholder" for node in before)
     meta.check(gm, spec.name, inputs, len(outputs), before)
+    alias.check_inputs(gm, spec.name, before)
     label.settle(gm, replaced, before)
     label.sort(gm)
     meta.refresh(gm, before, spec.name)

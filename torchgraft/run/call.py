@@ -49,7 +49,7 @@ class Call:
                     "a leaf that requires grad",
                     f"Call it under torch.no_grad(), or pass {spec.name}.detach().",
                 )
-        given = [leaf.detach() for leaf in given]
+        owners, given = given, [leaf.detach() for leaf in given]
         fitted = [restride(leaf, spec) for leaf, spec in zip(given, specs, strict=True)]
         copied = [used is not leaf for leaf, used in zip(given, fitted, strict=True)]
         with torch.no_grad(), _torch.no_autocast():
@@ -60,6 +60,8 @@ class Call:
             for output, (i, view) in self.views.items():
                 if copied[i]:  # of what the caller has, not of its copy
                     outputs[output] = view(*given)
+        known = {id(leaf): owner for leaf, owner in zip(given, owners, strict=True)}
+        outputs = [known.get(id(output), output) for output in outputs]  # an input is itself
         return _torch.unflatten(outputs, self.signature.out_tree)
 
 
