@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from torchgraft.compat import fused
 from torchgraft.errors import NotOnThisDevice
 
 NAMES = {
@@ -44,8 +45,8 @@ NAMES = {
     "mindietorch._enums": "PrecisionPolicy TensorFormat dtype",
     "mindietorch._compile_spec": "SUPPORT_SOC_NAME",
     "mindietorch.npu": "Stream stream default_stream current_stream set_stream synchronize",
-    "torch_npu": "npu profiler get_npu_format npu_format_cast npu_fusion_attention npu_rms_norm "
-    "npu_rotary_mul npu_swiglu",
+    "torch_npu": f"npu profiler get_npu_format npu_format_cast {' '.join(sorted(fused.NAMES))} "
+    "npu_scatter_nd_update_ npu_silu_ _npu_reshape_and_cache npu_grouped_matmul",
     "torch_npu.npu": "Stream Event stream current_stream default_stream set_stream synchronize "
     "set_device current_device device_count device is_available get_device_name "
     "get_device_properties memory_allocated max_memory_allocated memory_reserved "

@@ -235,12 +235,12 @@ def test_code_that_says_cuda(tmp_path: Path) -> None:
     assert ran.stdout == "torch.float16 torch.bfloat16 cpu\n", ran.stderr
 
 
-@pytest.mark.feature("torch_npu", "fused operators of the NPU (npu_rms_norm, ...)", "refused")
+@pytest.mark.feature("torch_npu", "fused operators: grouped products, collectives", "refused")
 def test_a_fused_operator_names_what_computes_the_same(ascend: Path) -> None:
     import torch_npu
 
-    with pytest.raises(NotOnThisDevice, match=r"npu_rms_norm needs .*functional\.rms_norm"):
-        _ = torch_npu.npu_rms_norm
+    with pytest.raises(NotOnThisDevice, match=r"npu_grouped_matmul needs .*torch\.matmul"):
+        _ = torch_npu.npu_grouped_matmul
     with pytest.raises(NotOnThisDevice, match="op-plugin on its YAML"):
         _ = torch_npu.npu_of_ones_own
 
