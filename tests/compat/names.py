@@ -52,7 +52,9 @@ NAMES = {
     "get_device_properties memory_allocated max_memory_allocated memory_reserved "
     "max_memory_reserved memory_stats reset_peak_memory_stats empty_cache mem_get_info "
     "manual_seed manual_seed_all get_rng_state set_rng_state amp set_compile_mode set_option "
-    "config set_stream_limit get_stream_limit NPUGraph graph graph_pool_handle",
+    "config set_stream_limit get_stream_limit NPUGraph graph graph_pool_handle "
+    "is_current_stream_capturing graph_task_group_begin graph_task_group_end "
+    "graph_task_update_begin graph_task_update_end ExternalEvent make_graphed_callables",
     "torch_npu.profiler": "profile schedule tensorboard_trace_handler ProfilerActivity "
     "ProfilerAction ProfilerLevel AiCMetrics ExportType _ExperimentalConfig",
     "torch_npu.utils.cpp_extension": "NpuExtension",

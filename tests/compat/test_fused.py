@@ -371,13 +371,15 @@ def test_it_is_a_node_of_a_graph_that_a_pass_can_find(ascend: Path) -> None:
 
 def test_what_a_file_declares_holds(ascend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Declared alike, it gets its meaning; declared otherwise, it is the file's."""
-    monkeypatch.setitem(fused.NAMES, "npu_other", ("npu_other(Tensor self) -> Tensor", torch.sin))
+    for name in ("npu_same", "npu_other"):
+        schema = f"{name}(Tensor self) -> Tensor"
+        monkeypatch.setitem(fused.NAMES, name, (schema, lambda self: self.sin()))
     (ascend / "functions.yaml").write_text(
-        "custom:\n- func: npu_mish(Tensor self) -> Tensor\n  op_api: all_version\n"
+        "custom:\n- func: npu_same(Tensor self) -> Tensor\n  op_api: all_version\n"
         "- func: npu_other(Tensor self, float beta) -> Tensor\n  op_api: all_version\n"
     )
     plugin.build([ascend / "functions.yaml"])
     import torch_npu
 
-    torch.testing.assert_close(torch_npu.npu_mish(X), functional.mish(X))
+    torch.testing.assert_close(torch_npu.npu_same(X), X.sin())
     assert [a.name for a in torch.ops.npu.npu_other.default._schema.arguments] == ["self", "beta"]

@@ -85,7 +85,8 @@ def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
         "config.mode = 'max-autotun'\n"
         "config.debug.graph_dmup.type = 'py'\n"
         "config.debug.graph_dump.type = chosen\n"
-        "torch.npu.NPUGraph()\n"
+        "torch.npu.NPUGraph().replay()\n"
+        "torch.npu.ExternalEvent()\n"
     )
     found = check.check(script)
     assert [(problem.line, problem.what, problem.fatal) for problem in found] == [
@@ -97,7 +98,7 @@ def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
         (9, "torch.ops.aie.flash_attention", True),
         (11, "mode", True),
         (12, "debug.graph_dmup.type", True),
-        (14, "torch.npu.NPUGraph", True),
+        (15, "torch.npu.ExternalEvent", True),
     ]
     shown = CliRunner().invoke(main, ["run", "--check", str(script)])
     assert shown.exit_code == 1
@@ -181,9 +182,9 @@ def test_the_module_of_the_device(ascend: Path) -> None:
         assert npu.get_device_properties().total_memory >= npu.mem_get_info()[0]
     assert npu.npugraph_ex.compile_fx is not None
     assert npu.get_stream_limit(stream)["cube_core_num"] == -1
-    assert not hasattr(npu, "NPUGraph")
-    with pytest.raises(NotOnThisDevice, match=r"torch.npu.NPUGraph needs an NPU. .*npugraph_ex"):
-        _ = npu.NPUGraph
+    assert not hasattr(npu, "make_graphed_callables")
+    with pytest.raises(NotOnThisDevice, match=r"graphed_callables needs an NPU. .*npugraph_ex"):
+        _ = npu.make_graphed_callables
     with pytest.raises(AttributeError, match="Did you mean 'synchronize'"):
         npu.syncronize()
 

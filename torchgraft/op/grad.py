@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgraft import _torch
+from torchgraft._torch import calls
 from torchgraft.errors import BadGradient, BadOp, SignatureMismatch
 from torchgraft.op import schema as schemas
 
@@ -261,7 +262,7 @@ def derive(
         if op.repeats:
             found = rerun(every)
         else:
-            with _torch.seeing(partial(_refuse_random, op)):
+            with calls.seeing(partial(_refuse_random, op)):
                 found = rerun(every)
             op.repeats = True
         return tuple(out for out in found if _differentiable(out))

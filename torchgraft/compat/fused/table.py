@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import inspect
 import types
@@ -63,7 +64,11 @@ def _by_name(schema: str, fn: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def declare() -> None:
-    """Declare each, unless a project has declared it and brought a kernel."""
+    """Declare each for the whole process, unless a project has declared it."""
+    contextvars.Context().run(_declare)  # outside of any `with graft.Registry():`
+
+
+def _declare() -> None:
     for name, (schema, fn) in NAMES.items():
         full = f"{SPACE}::{name}"
         if find(full) is None or _waits(name, f"{SPACE}::{schema}"):
