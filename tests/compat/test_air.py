@@ -248,7 +248,9 @@ def test_the_op_plugin_document(script: Script, ascend: Path) -> None:
     from torchgraft.op.lookup import register_kernel
 
     functions = ascend / "op_plugin_functions.yaml"
-    functions.write_text("custom:\n  - func: npu_plus_custom(Tensor x, Tensor y) -> Tensor\n")
+    functions.write_text(
+        "custom:\n  - func: npu_plus_custom(Tensor x, Tensor y) -> Tensor\n    impl_ns: op_api\n"
+    )
     header = ascend / "plus_custom.h"
     header.write_text(ADD.format(n=3).replace("CompatAdd3", "PlusCustom"))
     plugin.build([str(functions), str(header)], plugin.FOLDER)

@@ -236,6 +236,31 @@ def test_code_that_says_cuda(tmp_path: Path) -> None:
     assert ran.stdout == "torch.float16 torch.bfloat16 cpu\n", ran.stderr
 
 
+@pytest.mark.feature("torch_npu", "testing: TestCase, run_tests, SupportedDevices")
+def test_a_test_case_of_an_operator(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import numpy, torch, torch_npu\n"
+        "from torch_npu.testing.testcase import TestCase, run_tests\n"
+        "from torch_npu.testing.common_utils import SupportedDevices\n"
+        "class TestIt(TestCase):\n"
+        "    @SupportedDevices(['Ascend910B'])\n"
+        "    def test_it(self):\n"
+        "        x = torch.rand(3, dtype=torch.float16)\n"
+        "        self.assertRtolEqual(x.npu().cpu(), x * 1.0004)\n"
+        "        self.assertRtolEqual(numpy.ones(2), numpy.ones(2))\n"
+        "        self.assertEqual(x, x.clone())\n"
+        "        self.assertEqual(1, 1)\n"
+        "    def test_off(self):\n"
+        "        self.assertRtolEqual(torch.ones(2), torch.full((2,), 1.001))\n"
+        "if __name__ == '__main__':\n"
+        "    run_tests()\n"
+    )
+    ran = torchgraft_command("run", "--device", "cpu", "script.py", cwd=tmp_path)
+    assert "FAIL: test_off" in ran.stderr
+    assert "FAILED (failures=1)" in ran.stderr
+    assert ran.returncode == 1
+
+
 @pytest.mark.feature("torch_npu", "fused operators: grouped products, collectives", "refused")
 def test_a_fused_operator_names_what_computes_the_same(ascend: Path) -> None:
     import torch_npu
