@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from torchgraft.compat import fused
 from torchgraft.errors import NotOnThisDevice
 
 NAMES = {
@@ -44,17 +45,21 @@ NAMES = {
     "mindietorch._enums": "PrecisionPolicy TensorFormat dtype",
     "mindietorch._compile_spec": "SUPPORT_SOC_NAME",
     "mindietorch.npu": "Stream stream default_stream current_stream set_stream synchronize",
-    "torch_npu": "npu profiler get_npu_format npu_format_cast npu_fusion_attention npu_rms_norm "
-    "npu_rotary_mul npu_swiglu",
+    "torch_npu": f"npu profiler get_npu_format npu_format_cast {' '.join(sorted(fused.NAMES))} "
+    "npu_scatter_nd_update_ npu_silu_ _npu_reshape_and_cache npu_grouped_matmul",
     "torch_npu.npu": "Stream Event stream current_stream default_stream set_stream synchronize "
     "set_device current_device device_count device is_available get_device_name "
     "get_device_properties memory_allocated max_memory_allocated memory_reserved "
     "max_memory_reserved memory_stats reset_peak_memory_stats empty_cache mem_get_info "
     "manual_seed manual_seed_all get_rng_state set_rng_state amp set_compile_mode set_option "
-    "config set_stream_limit get_stream_limit NPUGraph graph graph_pool_handle",
+    "config set_stream_limit get_stream_limit NPUGraph graph graph_pool_handle "
+    "is_current_stream_capturing graph_task_group_begin graph_task_group_end "
+    "graph_task_update_begin graph_task_update_end ExternalEvent make_graphed_callables",
     "torch_npu.profiler": "profile schedule tensorboard_trace_handler ProfilerActivity "
     "ProfilerAction ProfilerLevel AiCMetrics ExportType _ExperimentalConfig",
     "torch_npu.utils.cpp_extension": "NpuExtension",
+    "torch_npu.testing.testcase": "TestCase run_tests",
+    "torch_npu.testing.common_utils": "SupportedDevices",
     "torch_npu.meta._meta_registrations": "m",
     "torch_npu.op_plugin.meta._meta_registrations": "m",
 }

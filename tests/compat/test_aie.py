@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import torchgraft as graft
+from torchgraft import _torch
 from torchgraft.compile import Compiled
-from torchgraft.errors import InputMismatch, NotSavable
+from torchgraft.errors import InputMismatch, NotOnThisDevice, NotSavable
 
 Script = Callable[[str], dict[str, Any]]
 HALF = {"rtol": 1e-2, "atol": 1e-2}
@@ -269,3 +270,38 @@ def test_a_call_that_was_not_declared_names_the_size(ascend: Path) -> None:
     assert compiled(torch.ones(4, 3)).shape == (4, 3)
     with pytest.raises((InputMismatch, RuntimeError), match="3"):
         compiled(torch.ones(3, 3))
+
+
+@pytest.mark.feature("torch_aie", "torch.ops.aie: operators inside Torch-AIE", "refused")
+def test_a_stand_in_for_an_operator_of_the_engine_is_not_run(ascend: Path) -> None:
+    import torch_aie
+
+    assert not hasattr(torch.ops.aie, "batch_nms")
+    with pytest.raises(NotOnThisDevice, match=r"torch\.ops\.aie\.batch_nms needs an NPU"):
+        torch.ops.aie.batch_nms(torch.ones(1))
+    make: Any = torch.library.Library  # untyped in torch
+    library = make("aie", "FRAGMENT")
+    try:
+        library.define("half_attention(Tensor q) -> Tensor")
+        library.impl("half_attention", lambda q: q.clone(), "CPU")  # means nothing
+        library.impl("half_attention", torch.empty_like, "Meta")
+
+        class Model(torch.nn.Module):
+            def forward(self, q: torch.Tensor) -> torch.Tensor:
+                return torch.ops.aie.half_attention(q) + 1
+
+        traced = torch.jit.trace(Model(), torch.ones(3))
+        inputs = [torch_aie.Input((3,))]
+        for make_it in (torch_aie.compile, torch_aie.export_engine):
+            with pytest.raises(NotOnThisDevice, match=r"half_attention \(the one here was only"):
+                make_it(traced, inputs=inputs)
+        with pytest.raises(NotOnThisDevice, match="half_attention"):
+            torch_aie.compile(Model(), ir="dynamo", inputs=inputs)
+
+        @graft.converter("aie::half_attention")
+        def halved(net: graft.Net, q: Any) -> Any:
+            return net.add("aten::mul", q, 0.5)
+
+        assert torch_aie.compile(traced, inputs=inputs)(torch.ones(3)).tolist() == [1.5] * 3
+    finally:
+        _torch.drop_library(library)

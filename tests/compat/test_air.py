@@ -248,7 +248,9 @@ def test_the_op_plugin_document(script: Script, ascend: Path) -> None:
     from torchgraft.op.lookup import register_kernel
 
     functions = ascend / "op_plugin_functions.yaml"
-    functions.write_text("custom:\n  - func: npu_plus_custom(Tensor x, Tensor y) -> Tensor\n")
+    functions.write_text(
+        "custom:\n  - func: npu_plus_custom(Tensor x, Tensor y) -> Tensor\n    impl_ns: op_api\n"
+    )
     header = ascend / "plus_custom.h"
     header.write_text(ADD.format(n=3).replace("CompatAdd3", "PlusCustom"))
     plugin.build([str(functions), str(header)], plugin.FOLDER)
@@ -636,7 +638,7 @@ def test_what_the_npu_needs_is_accepted(ascend: Path) -> None:
 
 
 @pytest.mark.feature(
-    "torchair", "llm_datadist, npu_format_cast_via_cpu, tools, fused attention", "refused"
+    "torchair", "llm_datadist, npu_format_cast_via_cpu, tools, attention v2", "refused"
 )
 def test_what_needs_the_device_says_what_does_not(ascend: Path) -> None:
     import torchair
@@ -645,8 +647,8 @@ def test_what_needs_the_device_says_what_does_not(ascend: Path) -> None:
         _ = torchair.npu_format_cast_via_cpu
     with pytest.raises(NotOnThisDevice, match=r'Use torch.empty\(..., device="npu"\)'):
         from torchair.llm_datadist import create_npu_tensors  # noqa: F401
-    with pytest.raises(NotOnThisDevice, match="scaled_dot_product_attention"):
-        _ = torchair.ops.npu_fused_infer_attention_score
+    with pytest.raises(NotOnThisDevice, match=r"Use torchair\.ops\.npu_fused_infer"):
+        _ = torchair.ops.npu_fused_infer_attention_score_v2
     with pytest.raises(NotOnThisDevice, match="Every plan is proved"):
         from torchair.tools.gegraph_check.deadlock_check import deadlock_check  # noqa: F401
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):

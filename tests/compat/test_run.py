@@ -85,7 +85,8 @@ def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
         "config.mode = 'max-autotun'\n"
         "config.debug.graph_dmup.type = 'py'\n"
         "config.debug.graph_dump.type = chosen\n"
-        "torch.npu.NPUGraph()\n"
+        "torch.npu.NPUGraph().replay()\n"
+        "torch.npu.ExternalEvent()\n"
     )
     found = check.check(script)
     assert [(problem.line, problem.what, problem.fatal) for problem in found] == [
@@ -97,7 +98,7 @@ def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
         (9, "torch.ops.aie.flash_attention", True),
         (11, "mode", True),
         (12, "debug.graph_dmup.type", True),
-        (14, "torch.npu.NPUGraph", True),
+        (15, "torch.npu.ExternalEvent", True),
     ]
     shown = CliRunner().invoke(main, ["run", "--check", str(script)])
     assert shown.exit_code == 1
@@ -181,9 +182,9 @@ def test_the_module_of_the_device(ascend: Path) -> None:
         assert npu.get_device_properties().total_memory >= npu.mem_get_info()[0]
     assert npu.npugraph_ex.compile_fx is not None
     assert npu.get_stream_limit(stream)["cube_core_num"] == -1
-    assert not hasattr(npu, "NPUGraph")
-    with pytest.raises(NotOnThisDevice, match=r"torch.npu.NPUGraph needs an NPU. .*npugraph_ex"):
-        _ = npu.NPUGraph
+    assert not hasattr(npu, "make_graphed_callables")
+    with pytest.raises(NotOnThisDevice, match=r"graphed_callables needs an NPU. .*npugraph_ex"):
+        _ = npu.make_graphed_callables
     with pytest.raises(AttributeError, match="Did you mean 'synchronize'"):
         npu.syncronize()
 
@@ -235,12 +236,37 @@ def test_code_that_says_cuda(tmp_path: Path) -> None:
     assert ran.stdout == "torch.float16 torch.bfloat16 cpu\n", ran.stderr
 
 
-@pytest.mark.feature("torch_npu", "fused operators of the NPU (npu_rms_norm, ...)", "refused")
+@pytest.mark.feature("torch_npu", "testing: TestCase, run_tests, SupportedDevices")
+def test_a_test_case_of_an_operator(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import numpy, torch, torch_npu\n"
+        "from torch_npu.testing.testcase import TestCase, run_tests\n"
+        "from torch_npu.testing.common_utils import SupportedDevices\n"
+        "class TestIt(TestCase):\n"
+        "    @SupportedDevices(['Ascend910B'])\n"
+        "    def test_it(self):\n"
+        "        x = torch.rand(3, dtype=torch.float16)\n"
+        "        self.assertRtolEqual(x.npu().cpu(), x * 1.0004)\n"
+        "        self.assertRtolEqual(numpy.ones(2), numpy.ones(2))\n"
+        "        self.assertEqual(x, x.clone())\n"
+        "        self.assertEqual(1, 1)\n"
+        "    def test_off(self):\n"
+        "        self.assertRtolEqual(torch.ones(2), torch.full((2,), 1.001))\n"
+        "if __name__ == '__main__':\n"
+        "    run_tests()\n"
+    )
+    ran = torchgraft_command("run", "--device", "cpu", "script.py", cwd=tmp_path)
+    assert "FAIL: test_off" in ran.stderr
+    assert "FAILED (failures=1)" in ran.stderr
+    assert ran.returncode == 1
+
+
+@pytest.mark.feature("torch_npu", "fused operators: grouped products, collectives", "refused")
 def test_a_fused_operator_names_what_computes_the_same(ascend: Path) -> None:
     import torch_npu
 
-    with pytest.raises(NotOnThisDevice, match=r"npu_rms_norm needs .*functional\.rms_norm"):
-        _ = torch_npu.npu_rms_norm
+    with pytest.raises(NotOnThisDevice, match=r"npu_grouped_matmul needs .*torch\.matmul"):
+        _ = torch_npu.npu_grouped_matmul
     with pytest.raises(NotOnThisDevice, match="op-plugin on its YAML"):
         _ = torch_npu.npu_of_ones_own
 

@@ -144,6 +144,19 @@ def test_a_body_that_draws_random_numbers_has_no_derived_gradient() -> None:
     same(torch.autograd.grad(out.sum(), x)[0], out.detach())
 
 
+def test_a_body_that_draws_random_numbers_with_some_arguments() -> None:
+    @graft.op("t::drop")
+    def drop(x: Tensor, p: float) -> Tensor:
+        return torch.dropout(x, p, True) if p else x * 2
+
+    x = torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        drop(x, 0.0).sum().backward()
+        with pytest.raises(errors.BadOp, match="its body draws random numbers"):
+            drop(x, 0.5).sum().backward()
+    same(x.grad, torch.full((3,), 4.0))
+
+
 def test_a_body_may_return_what_it_was_given() -> None:
     @graft.op("t::dense")
     def dense(x: Tensor) -> Tensor:

@@ -137,6 +137,15 @@ def test_versions(version: str, names: list[str]) -> None:
     assert [note.what for note in found.notes] == ([noted] if version == "v2.13" else [])
 
 
+def test_files_for_older_versions_list_namespaces() -> None:
+    text = "custom:\n- func: npu_old(Tensor x) -> Tensor\n  impl_ns: {}\n"
+    assert functions(text.format("acl_op, op_api")).entries[0].kernels == ("op_api", "acl_op")
+    found = functions(text.format("op_api"))
+    assert (found.entries[0].kernels, found.problems) == (("op_api",), ())
+    said = problem(text.format("op_apy"))
+    assert said.startswith("functions.yaml:3: found 'op_apy', expected one of acl_op, op_api")
+
+
 def test_every_key_is_read_and_what_has_no_effect_is_said() -> None:
     text = """\
 official:

@@ -602,20 +602,6 @@ def in_forward_mode() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
-def seeing(see: Callable[[Any], None]) -> contextlib.AbstractContextManager[Any]:
-    """Show `see` every operator that is called inside, before it runs."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Seeing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            see(func)
-            return func(*args, **(kwargs or {}))
-
-    return Seeing()  # type: ignore[no-untyped-call]
-
-
 def drop_library(library: torch.library.Library) -> None:
     """Take back everything that was registered through a library."""
     library._destroy()  # type: ignore[no-untyped-call]

@@ -95,13 +95,11 @@ conv = _Accepted("conv", allow_hf32=True)
 
 # --- Refused ---
 
-_CAPTURE = "torch.compile(backend='npugraph_ex') captures a graph and runs it."
 REFUSED = {
-    "NPUGraph": _CAPTURE,
-    "graph": _CAPTURE,
-    "graph_pool_handle": _CAPTURE,
-    "make_graphed_callables": _CAPTURE,
-    "is_current_stream_capturing": _CAPTURE,
+    "make_graphed_callables": "torch.npu.graph captures, and torch.compile(backend='npugraph_ex') "
+    "compiles.",
+    "ExternalEvent": "Update a graph before it is replayed: NPUGraph.update, "
+    "torch.npu.graph_task_update_begin.",
     "caching_allocator_alloc": "Use torch.empty(..., device='npu').",
     "NPUPluggableAllocator": "TORCHGRAFT_NPU_MEMORY sets how much memory a simulated device has.",
 }

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.compat import common
+from torchgraft.compat import common, graphs
 from torchgraft.compat import device as devices
 from torchgraft.compat.common import *  # noqa: F403
 from torchgraft.stream.markers import LABEL
@@ -274,6 +274,9 @@ def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if _cuda() and not name.startswith("_") and hasattr(torch.cuda, name):
-        return getattr(torch.cuda, name)
-    return common.attribute(name, globals())
+    theirs = "CUDAGraph" if name == "NPUGraph" else name
+    if _cuda() and not name.startswith("_") and hasattr(torch.cuda, theirs):
+        return getattr(torch.cuda, theirs)
+    if name in graphs.__all__:
+        return getattr(graphs, name)
+    return common.attribute(name, [*globals(), *graphs.__all__])

@@ -11,10 +11,8 @@ REFUSED = {
     'Use torch.empty(..., device="npu").',
     "torchair.npu_format_cast_via_cpu": "Formats private to the NPU do not exist here. "
     "Use the tensor as it is.",
-    "torchair.ops.npu_fused_infer_attention_score": "Use "
-    "torch.nn.functional.scaled_dot_product_attention; graft.fusions finds attention in a graph.",
     "torchair.ops.npu_fused_infer_attention_score_v2": "Use "
-    "torch.nn.functional.scaled_dot_product_attention; graft.fusions finds attention in a graph.",
+    "torchair.ops.npu_fused_infer_attention_score.",
     "torchair.tools.gegraph_check.align_trace.align_trace_json": "It reads traces of NPUs. "
     "compiled.report has what ran and why.",
     "torchair.tools.gegraph_check.deadlock_check.deadlock_check": "It reads traces of NPUs. "
@@ -25,22 +23,26 @@ REFUSED = {
     "use torch.nn.functional.",
 }
 
+_EACH = "Compute it expert by expert, with torch.matmul."
+_COLLECTIVE = "Use torch.matmul and torch.distributed; graft.compile overlaps them."
+_SDPA = "Use torch_npu.npu_fused_infer_attention_score, or scaled_dot_product_attention."
 FUSED = {
-    "npu_fusion_attention": "Use torch.nn.functional.scaled_dot_product_attention.",
-    "npu_prompt_flash_attention": "Use torch.nn.functional.scaled_dot_product_attention.",
-    "npu_incre_flash_attention": "Use torch.nn.functional.scaled_dot_product_attention.",
-    "npu_fused_infer_attention_score": "Use torch.nn.functional.scaled_dot_product_attention.",
-    "npu_rms_norm": "Use torch.nn.functional.rms_norm, which gives the first of its results.",
-    "npu_add_rms_norm": "Use torch.nn.functional.rms_norm on the sum.",
-    "npu_rotary_mul": "Use x * cos + rotate_half(x) * sin.",
-    "npu_swiglu": "Use torch.nn.functional.silu(a) * b on the halves of its input.",
-    "npu_geglu": "Use torch.nn.functional.gelu(a) * b on the halves of its input.",
-    "fast_gelu": "Use torch.nn.functional.gelu(x, approximate='tanh').",
-    "npu_linear": "Use torch.nn.functional.linear.",
-    "npu_bmmV2": "Use torch.bmm.",
-    "npu_dtype_cast": "Use x.to(dtype).",
+    "npu_fusion_attention_v2": "Use torch_npu.npu_fusion_attention.",
+    "npu_fused_infer_attention_score_v2": "Use torch_npu.npu_fused_infer_attention_score.",
+    "_npu_paged_attention": _SDPA,
+    "_npu_flash_attention": _SDPA,
+    "_npu_flash_attention_qlens": _SDPA,
+    "npu_ffn": "Use torch.nn.functional.linear and its activation.",
+    "npu_grouped_matmul": _EACH,
+    "npu_moe_init_routing": _EACH,
+    "npu_moe_finalize_routing": _EACH,
+    "npu_moe_compute_expert_tokens": _EACH,
+    "npu_quantize": "Use torch.round(x / scale + zero_point).clamp(-128, 127).to(torch.int8).",
+    "npu_mm_all_reduce_base": _COLLECTIVE,
+    "npu_all_gather_base_mm": _COLLECTIVE,
+    "npu_mm_reduce_scatter_base": _COLLECTIVE,
 }
-"""Fused operators of `torch_npu`, with what computes the same."""
+"""Fused operators of `torch_npu` that are not in `compat.fused`, with what computes the same."""
 
 
 def refuse(module: str, name: str) -> NoReturn:

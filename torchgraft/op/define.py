@@ -50,7 +50,7 @@ class Op:
         text = schemas.schema_text(spec, reference, mutates)
         self.name = text.partition("(")[0].strip()
         self.gradient: grad.Backward | None = None
-        self.repeats = False  # whether the body was seen to give the same when it is run again
+        self.repeats: set[str] = set()  # arguments with which the body was seen to draw nothing
         self.make_samples: Function | None = None
         self.fake_fn: Function | None = None
         self.tolerances: dict[torch.dtype, Tolerance] = {}

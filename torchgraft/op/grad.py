@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgraft import _torch
+from torchgraft._torch import calls
 from torchgraft.errors import BadGradient, BadOp, SignatureMismatch
 from torchgraft.op import schema as schemas
 
@@ -35,6 +36,10 @@ class Call:
     results: Any = None  # of the results
     written: Sequence[int] = ()  # the slots of tensors that it writes
     before: dict[int, Tensor] = dataclasses.field(default_factory=dict)  # their values until then
+
+
+_MOST_SEEN = 1000
+"""Arguments that an operator remembers; with others it is watched each time."""
 
 
 class Slot(int):
@@ -165,7 +170,7 @@ def _node(op: Any) -> Any:
             def again(every: list[Any]) -> list[Tensor]:
                 return _flat(schemas.call(schema, op.reference, _put(layout, every)))
 
-            return None, *derive(op, again, ctx.saved_tensors, needs, grads)
+            return None, *derive(op, layout, again, ctx.saved_tensors, needs, grads)
         saved = dict(zip(ctx.keep, ctx.saved_tensors, strict=True))
         return None, *_authored(op, ctx.call, saved, ctx.shapes, needs, grads)
 
@@ -220,7 +225,7 @@ def _writing_node(op: Any) -> Any:
             result = schemas.call(schema, op.reference, _put(layout, every))
             return [*(every[slot] for slot in written), *_flat(result)]
 
-        return None, *derive(op, again, ctx.saved_tensors, needs, grads)
+        return None, *derive(op, layout, again, ctx.saved_tensors, needs, grads)
 
     name = f"{op.name.replace('::', '_')}_backward"
     body: dict[str, Any] = {
@@ -243,6 +248,7 @@ def _refuse_random(op: Any, called: Any) -> None:
 
 def derive(
     op: Any,
+    layout: Any,
     rerun: Callable[[list[Any]], list[Tensor]],
     tensors: Sequence[Tensor],
     needs: Sequence[bool],
@@ -253,17 +259,19 @@ def derive(
     Plain torch operators do it, so it is differentiable again, and a compiler sees through it.
     """
     wrt = [i for i, need in enumerate(needs) if need]
+    key = repr(layout)  # whether it draws may depend on what is no tensor
 
     def body(*chosen: Tensor) -> tuple[Tensor, ...]:
         every: list[Any] = list(tensors)
         for i, tensor in zip(wrt, chosen, strict=True):
             every[i] = tensor
-        if op.repeats:
+        if key in op.repeats:
             found = rerun(every)
         else:
-            with _torch.seeing(partial(_refuse_random, op)):
+            with calls.seeing(partial(_refuse_random, op)):
                 found = rerun(every)
-            op.repeats = True
+            if len(op.repeats) < _MOST_SEEN:
+                op.repeats.add(key)
         return tuple(out for out in found if _differentiable(out))
 
     result: list[Tensor | None] = [None] * len(tensors)

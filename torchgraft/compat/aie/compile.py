@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 import torchgraft as graft
 from torchgraft.compat import settings
-from torchgraft.compat.aie import engine
+from torchgraft.compat.aie import builtin, engine
 from torchgraft.compat.aie.inputs import native_inputs
 from torchgraft.compat.aie.spec import Spec
 from torchgraft.compat.watch import watch
@@ -28,10 +28,13 @@ def compile(module: Any, ir: str = "default", inputs: Any = None, **kwargs: Any)
     config = config.replace(mode=settings.mode(config.mode))
     if kind == "torch_compile":
         return torch.compile(module, backend=graft.backend(config))
-    if isinstance(module, ExportedProgram):
-        return Compiled(graft.compile(module, config=config))
     if kind == "dynamo":
-        return Compiled(graft.compile(module, native_inputs(inputs, gears=False), config=config))
+        given = None if isinstance(module, ExportedProgram) else native_inputs(inputs, gears=False)
+        compiled = graft.compile(module, given, config=config)
+        named = [node.op.split(".") for node in compiled.report.nodes]
+        builtin.check([words[1] for words in named if words[0] == builtin.SPACE], config)
+        return Compiled(compiled)
+    builtin.check(builtin.of_script(module), config)
     given = native_inputs(inputs, engine.device())
     return engine.module(module, given, config, narrow=spec.truncate_long_and_double)
 
@@ -58,6 +61,7 @@ def export_engine(
     config = spec.config(None)
     mode = settings.mode(config.mode)
     config = config.replace(mode=mode, require_full_compilation=mode != "eager")
+    builtin.check(builtin.of_script(module), config)
     _, data = engine.package(module, native_inputs(inputs, engine.device()), config)
     if path is not None:
         with open(path, "wb") as file:

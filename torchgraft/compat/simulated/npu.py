@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchgraft.compat import common, simulated
 from torchgraft.compat.common import *  # noqa: F403
+from torchgraft.compat.graphs import *  # noqa: F403
 from torchgraft.errors import NotOnThisDevice
 
 Where = torch.device | str | int | None

@@ -20,8 +20,8 @@ from torchgraft.op.schema import registered
 SECTIONS = ("official", "autograd", "custom", "symint", "quant", "tocpu", "unsupported")
 VERSIONED = ("acl_op", "op_api", "dvm", "sparse", "exposed", "internal_format_opapi")
 KEYS = (
-    "func", *VERSIONED, "gen_opapi", "structured", "structured_delegate", "device_check",
-    "dispatch", "tags", "use_const_ref_for_mutable_tensors",
+    "func", *VERSIONED, "impl_ns", "gen_opapi", "structured", "structured_delegate",
+    "device_check", "dispatch", "tags", "use_const_ref_for_mutable_tensors",
 )  # fmt: skip
 GEN_KEYS = (
     "new_params", "exec", "structured_inherit", "cpu_scalar_h2d", "cpu_scalar_op",
@@ -205,6 +205,9 @@ def read_entry(item: Place, section: str, versions: Versions, notes: list[Note])
         raise parts["func"][1].bad(schema, f"a schema ({said[:160]})") from None
     name = schema.partition("(")[0].strip()
     holds = {key: versions.has(parts[key][1]) for key in VERSIONED if key in parts}
+    if "impl_ns" in parts:  # files for torch 2.1 to 2.4 say it so, without versions
+        spaces = _spaces(parts["impl_ns"][1])
+        holds |= {key: key in spaces for key in ("op_api", "acl_op", "sparse")}
     kernels = [key for key in ("op_api", "acl_op") if holds.get(key, key not in parts)]
     declared = [key for key in ("op_api", "acl_op", "sparse", "dvm") if key in holds]
     if declared and not any(holds[key] for key in declared):
@@ -241,6 +244,15 @@ def read_entry(item: Place, section: str, versions: Versions, notes: list[Note])
         tuple(kernels),
         holds.get("exposed", True),
     )
+
+
+def _spaces(value: Place) -> list[str]:
+    """The namespaces of C++ functions that `impl_ns: acl_op, op_api` lists."""
+    words = [word.strip() for word in value.text().split(",")]
+    for word in words:
+        if word not in VERSIONED:
+            raise value.bad(repr(word), among(["acl_op", "op_api", "sparse"], word))
+    return words
 
 
 def _gen(value: Place, name: str, parsed: Any, notes: list[Note]) -> Gen:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.compat import backends, device, refused
+from torchgraft.compat import backends, device, fused, refused
 from torchgraft.errors import NotOnThisDevice
 from torchgraft.op import plugin
 
@@ -29,6 +29,7 @@ __version__ = torch.__version__.split("+")[0]
 
 if Path(plugin.FOLDER).is_dir():
     plugin.load()
+fused.declare()
 
 
 def get_npu_format(tensor: torch.Tensor) -> int:
@@ -45,12 +46,12 @@ def npu_format_cast(tensor: torch.Tensor, acl_format: int, **kwargs: Any) -> tor
 
 
 def __getattr__(name: str) -> Any:
-    """`torch_npu.npu_x` is the operator `npu::npu_x`, declared by a project or in Python."""
-    if name.startswith("_"):
+    """`torch_npu.npu_x` is the operator `npu::npu_x`: a fused one, or one's own."""
+    if name.startswith("__"):
         raise AttributeError(f"module 'torch_npu' has no attribute {name!r}")
     if hasattr(torch.ops.npu, name):
         return getattr(torch.ops.npu, name)
-    if not name.startswith("npu_"):
+    if not name.startswith(("npu_", "_npu_")):
         raise AttributeError(f"module 'torch_npu' has no attribute {name!r}")
     own = f"Declare it: @graft.op('npu::{name}'), or torchgraft op-plugin on its YAML file."
     raise NotOnThisDevice(f"torch_npu.{name}", refused.FUSED.get(name, own))

@@ -1,9 +1,6 @@
 // Operators of an extension: kernels for the npu that call kernels by their aclnn names, kernels
 // for shapes, and gradients bound in C++.
-#include <torch/extension.h>
-#include <torch/library.h>
-
-#include "pytorch_npu_helper.hpp"
+#include "pytorch_npu_helper.hpp"  // brings torch/extension.h, as on an NPU
 #include "torch_npu/csrc/core/npu/NPUStream.h"
 #include "torch_npu/csrc/framework/utils/OpAdapter.h"
 

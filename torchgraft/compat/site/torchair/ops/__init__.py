@@ -1,6 +1,8 @@
 from typing import Any
 
-from torchgraft.compat import refused
+import torch
+
+from torchgraft.compat import fused, refused
 from torchgraft.compat.air.ops import (
     npu_create_tagged_event,
     npu_print,
@@ -13,6 +15,7 @@ from torchgraft.compat.air.ops import (
 
 __all__ = [
     "npu_create_tagged_event",
+    "npu_fused_infer_attention_score",
     "npu_print",
     "npu_record_tagged_stream",
     "npu_tagged_event_record",
@@ -20,6 +23,9 @@ __all__ = [
     "record",
     "wait",
 ]
+
+fused.declare()
+npu_fused_infer_attention_score = torch.ops.npu.npu_fused_infer_attention_score
 
 
 def __getattr__(name: str) -> Any:

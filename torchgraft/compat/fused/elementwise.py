@@ -1,0 +1,160 @@
+"""Activations, rotary embeddings, shapes, routing, and writes in place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from torchgraft.compat.fused.table import reference, refuse, wide
+
+
+@reference("npu_swiglu(Tensor self, int dim=-1) -> Tensor")
+def npu_swiglu(self: Tensor, dim: int = -1) -> Tensor:
+    """silu of the first half, times the second."""
+    gate, up = wide(self).chunk(2, dim)
+    return (functional.silu(gate) * up).to(self.dtype)
+
+
+@reference(
+    "npu_geglu(Tensor self, int dim=-1, int approximate=1, bool activate_left=False) "
+    "-> (Tensor, Tensor)"
+)
+def npu_geglu(
+    self: Tensor, dim: int = -1, approximate: int = 1, activate_left: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The product of one half and gelu of the other, and that gelu."""
+    left, right = wide(self).chunk(2, dim)
+    gate, up = (left, right) if activate_left else (right, left)
+    active = functional.gelu(gate, approximate="tanh" if approximate else "none")
+    return (up * active).to(self.dtype), active.to(self.dtype)
+
+
+@reference("fast_gelu(Tensor self) -> Tensor")
+def fast_gelu(self: Tensor) -> Tensor:
+    """x * sigmoid(1.702 x)."""
+    x = wide(self)
+    return (x * torch.sigmoid(1.702 * x)).to(self.dtype)
+
+
+reference("npu_fast_gelu(Tensor self) -> Tensor")(fast_gelu)
+
+
+@reference("npu_silu(Tensor self) -> Tensor")
+def npu_silu(self: Tensor) -> Tensor:
+    return functional.silu(self)
+
+
+@reference("npu_mish(Tensor self) -> Tensor")
+def npu_mish(self: Tensor) -> Tensor:
+    return functional.mish(self)
+
+
+@reference("npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half') -> Tensor")
+def npu_rotary_mul(self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half") -> Tensor:
+    """x * cos + rotated(x) * sin; a rotation takes halves, or neighbours."""
+    x = wide(self)
+    if rotary_mode == "half":
+        first, second = x.chunk(2, -1)
+        turned = torch.cat((-second, first), -1)
+    elif rotary_mode == "interleave":
+        turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    else:
+        raise ValueError(
+            f"npu_rotary_mul: rotary_mode is {rotary_mode!r}; here it is 'half' or 'interleave'"
+        )
+    return (x * wide(r1) + turned * wide(r2)).to(self.dtype)
+
+
+@reference("npu_linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor")
+def npu_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return functional.linear(input, weight, bias)
+
+
+@reference("npu_bmmV2(Tensor self, Tensor mat2, int[] output_sizes) -> Tensor")
+def npu_bmmV2(self: Tensor, mat2: Tensor, output_sizes: list[int]) -> Tensor:
+    refuse("npu_bmmV2", "Pass [] and reshape the result.", output_sizes=output_sizes or None)
+    return torch.bmm(self, mat2)
+
+
+@reference("npu_dtype_cast(Tensor self, ScalarType dtype) -> Tensor")
+def npu_dtype_cast(self: Tensor, dtype: torch.dtype) -> Tensor:
+    return self.to(dtype)
+
+
+@reference(
+    "npu_confusion_transpose(Tensor self, int[] perm, int[] shape, bool transpose_first) -> Tensor"
+)
+def npu_confusion_transpose(
+    self: Tensor, perm: list[int], shape: list[int], transpose_first: bool
+) -> Tensor:
+    """A transposition and a change of shape, in this order or the other."""
+    if transpose_first:
+        return self.permute(perm).reshape(shape)
+    return self.reshape(shape).permute(perm).contiguous()
+
+
+@reference("npu_transpose(Tensor self, int[] perm, bool require_contiguous=True) -> Tensor")
+def npu_transpose(self: Tensor, perm: list[int], require_contiguous: bool = True) -> Tensor:
+    return self.permute(perm).contiguous()
+
+
+@reference("npu_broadcast(Tensor self, int[] size) -> Tensor")
+def npu_broadcast(self: Tensor, size: list[int]) -> Tensor:
+    return self.expand(size).contiguous()
+
+
+@reference("npu_softmax_cross_entropy_with_logits(Tensor self, Tensor labels) -> Tensor")
+def npu_softmax_cross_entropy_with_logits(self: Tensor, labels: Tensor) -> Tensor:
+    """A loss for each row, of labels that are weights of the classes."""
+    return -(wide(labels) * functional.log_softmax(wide(self), -1)).sum(-1).to(self.dtype)
+
+
+@reference(
+    "npu_moe_gating_top_k_softmax(Tensor x, Tensor? finished=None, int k=1) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+def npu_moe_gating_top_k_softmax(
+    x: Tensor, finished: Tensor | None = None, k: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights of the k best experts of each row, those experts, and the row each pair has
+    when pairs are counted expert by expert."""
+    refuse("npu_moe_gating_top_k_softmax", "Route all rows.", finished=finished)
+    best, experts = functional.softmax(wide(x), -1).topk(k, -1)
+    rows = x.shape[:-1].numel()
+    counted = torch.arange(rows * k, dtype=torch.int32, device=x.device)
+    places = counted.reshape(k, rows).t().reshape(best.shape).contiguous()
+    return best.to(x.dtype), experts.int(), places
+
+
+def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    return x.index_put_(tuple(indices.long().unbind(-1)), updates)
+
+
+@reference("npu_scatter_nd_update(Tensor self, Tensor indices, Tensor updates) -> Tensor")
+def npu_scatter_nd_update(self: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """A copy in which each row of indices is the place of a row of updates."""
+    return _scatter_nd(self.clone(), indices, updates)
+
+
+@reference("npu_scatter_nd_update_(Tensor(a!) self, Tensor indices, Tensor updates) -> Tensor(a!)")
+def npu_scatter_nd_update_(self: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    return _scatter_nd(self, indices, updates)
+
+
+@reference("npu_silu_(Tensor(a!) self) -> Tensor(a!)")
+def npu_silu_(self: Tensor) -> Tensor:
+    return functional.silu(self, inplace=True)
+
+
+@reference(
+    "_npu_reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, "
+    "Tensor(b!) value_cache, Tensor slot_indices) -> ()"
+)
+def _npu_reshape_and_cache(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor
+) -> None:
+    """Write each token's key and value to its slot: caches are blocks of slots."""
+    slots, size = slot_indices.long(), key_cache.shape[1]
+    key_cache.index_put_((slots // size, slots % size), key)
+    value_cache.index_put_((slots // size, slots % size), value)
