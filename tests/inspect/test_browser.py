@@ -182,6 +182,19 @@ def test_five_thousand_nodes(browser: Any, tmp_path: pathlib.Path) -> None:
     opened.context.close()
 
 
+def test_no_room_is_wasted_beside_a_graph(opened: Page) -> None:
+    """One that is wider than the canvas reaches both its edges, a narrow one stands in the middle;
+    where it begins does not depend on which node is looked at first."""
+    for step in ("what runs", "twice"):
+        opened.page.get_by_role("option", name=step).click()
+        opened.until("cy.nodes().nonempty()")
+        x1, x2, width = opened.drawn(
+            "(({x1, x2}) => [x1, x2, cy.width()])(cy.elements().renderedBoundingBox())"
+        )
+        is_narrow = x2 - x1 <= width - 40
+        assert abs(x1 + x2 - width) < 4 if is_narrow else (x1 <= 22 and x2 >= width - 22)
+
+
 def test_branches_are_shown_where_they_are_chosen_from(
     browser: Any, tmp_path: pathlib.Path
 ) -> None:

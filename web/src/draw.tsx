@@ -97,6 +97,7 @@ export function Drawing({ entries, selected, theme, onSelect }: Props) {
       drawn.zoom(READABLE);
       drawn.center(top);
       drawn.panBy({ x: 0, y: 60 - top.renderedPosition().y });
+      fill(drawn);
     }
     cy.current = drawn;
     place.current!.dataset.boxes = String(boxes.length);
@@ -163,6 +164,15 @@ export function Drawing({ entries, selected, theme, onSelect }: Props) {
       />
     </div>
   );
+}
+
+/** No empty room beside a graph that is wider than the canvas; a narrow one stands in its middle. */
+function fill(drawn: cytoscape.Core): void {
+  const edge = 20;
+  const { x1, x2 } = drawn.elements().renderedBoundingBox();
+  const [left, right] = [edge - x1, drawn.width() - edge - x2];
+  const by = left > right ? Math.min(left, Math.max(right, 0)) : (left + right) / 2;
+  drawn.panBy({ x: by, y: 0 });
 }
 
 function label(entry?: Entry, group?: { label: string; size: number; touched: number }, open = false) {

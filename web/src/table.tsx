@@ -54,7 +54,7 @@ export function Table<T>({ columns, rows, empty, label, first, onSelect }: Props
         <thead>
           <tr>
             {columns.map((c, i) => (
-              <th aria-sort={by?.[0] === i ? (by[1] ? "descending" : "ascending") : "none"}>
+              <th class={c.right ? "right" : ""} aria-sort={by?.[0] === i ? (by[1] ? "descending" : "ascending") : "none"}>
                 <button onClick={() => setBy([i, by?.[0] === i ? !by[1] : !!c.right])}>
                   {c.title}
                   {by?.[0] === i ? (by[1] ? " ↓" : " ↑") : ""}

@@ -140,6 +140,10 @@ export function Plan({ report, onNode }: Props) {
   );
 }
 
+function first(nodes: string[]): string {
+  return nodes.length > 2 ? `${nodes[0]} and ${nodes.length - 1} more` : nodes.join(", ");
+}
+
 export function Kernels({ report, onNode }: Props) {
   const { plan } = report;
   const measured = plan.call !== null;
@@ -171,12 +175,12 @@ export function Kernels({ report, onNode }: Props) {
             ? [{
                 title: "of roofline",
                 value: (k: Kernel) => k.share ?? 0,
-                show: (k: Kernel) => <span><meter min={0} max={1} value={k.share ?? 0} /> {((k.share ?? 0) * 100).toFixed(1)} %</span>,
+                show: (k: Kernel) => <span><meter min={0} max={1} value={k.share ?? 0} /><i class="share">{((k.share ?? 0) * 100).toFixed(1)} %</i></span>,
                 right: true,
               }]
             : []),
           { title: "stream", value: (k) => k.stream },
-          { title: "nodes", value: (k) => k.nodes.length, right: true },
+          { title: "nodes", value: (k) => k.nodes.join(" "), show: (k) => first(k.nodes) },
         ]}
       />
     </div>
