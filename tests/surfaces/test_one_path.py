@@ -16,6 +16,7 @@ from torch.testing import assert_close
 
 import torchgraft as graft
 from torchgraft import _torch
+from torchgraft.backend import torchgraft
 from torchgraft.errors import InputMismatch
 from torchgraft.native import driver
 
@@ -277,7 +278,7 @@ def test_fresh_programs_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHGRAFT_EXECUTOR", "python")
     assert NOTE not in graft.compile(model, (x,), mode="eager").report.notes
     monkeypatch.setenv("TORCHGRAFT_EXECUTOR", "native")
-    run = torch.compile(model, backend="torchgraft", options={"mode": "eager"})
+    run = torch.compile(model, backend=torchgraft, options={"mode": "eager"})
     run(x).sum().backward()
     grad, x.grad = x.grad, None
     model(x).sum().backward()
