@@ -235,6 +235,14 @@ def _link(
 ) -> Program:
     linker = kind(gm, config, role, report, functools.partial(_assemble, linker=kind))
     plan = linker.plan()
+    if report.device == "cpu" and config.adversary is None and not plan.collectives:
+        from torchgraft.native import executor
+
+        streams.prove(plan)
+        run = executor.walked(plan, linker.kernels, linker.constants)
+        if run is not None:
+            report.notes += [] if executor.NOTE in report.notes else [executor.NOTE]
+            return Program(gm, plan, run, report, linker)
     parts = (plan, linker.kernels, linker.constants, report.device, config.adversary)
     return Program(gm, plan, link(*parts, frame=gm.meta.get("frame")), report, linker)
 

@@ -249,7 +249,11 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], None], str, type[Exception]]
         "Install torch 1.0.0, or compile and save it again with this one.",
         WrongMachine,
     ),
-    "no capability": (lambda m: m["requires"].update(capability=[9]), "", BadPackage),
+    "no capability": (
+        lambda m: m["requires"].update(capability=[9]),
+        "its compute capability is [9].",
+        BadPackage,
+    ),
 }
 
 

@@ -111,6 +111,7 @@ def test_another_gpu(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name, value in {
         "is_available": True,
         "current_device": 0,
+        "device_count": 2,
         "get_device_capability": (8, 6),
         "get_device_name": "Some GPU",
     }.items():
@@ -119,6 +120,9 @@ def test_another_gpu(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     message = r"it needs compute capability 9.0, here is 8.6 \(Some GPU\).\nCompile and save it"
     with pytest.raises(WrongMachine, match=message):
         graft.load(path)
+    message = r"it needs device 'cuda:2', here is cuda:0, cuda:1.\nLeave the device out"
+    with pytest.raises(WrongMachine, match=message):
+        graft.load(path, device="cuda:2")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with pytest.raises(WrongMachine, match=r"it needs CUDA 12.8, here is CUDA 13.0"):
         graft.load(path)

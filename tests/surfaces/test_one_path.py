@@ -16,6 +16,7 @@ from torch.testing import assert_close
 
 import torchgraft as graft
 from torchgraft import _torch
+from torchgraft.backend import torchgraft
 from torchgraft.errors import InputMismatch
 from torchgraft.native import driver
 
@@ -89,6 +90,37 @@ def written(x: Tensor, y: Tensor) -> Tensor:
     return x.sum() + y
 
 
+LIBRARY = torch.library.Library("onepath", "FRAGMENT")
+LIBRARY.define(
+    "mix(Tensor(a!) x, Tensor(b!)? y, Tensor(c!)[] more, Tensor by, float f=2.0) -> Tensor"
+)
+LIBRARY.define("bump(Tensor(a!) x) -> ()")
+
+
+def mix(x: Tensor, y: Tensor | None, more: list[Tensor], by: Tensor, f: float = 2.0) -> Tensor:
+    x.add_(by * f)
+    for one in more if y is None else [y, *more]:
+        one.mul_(f)
+    return by + 1
+
+
+LIBRARY.impl("mix", mix, "CompositeExplicitAutograd")
+LIBRARY.impl("bump", lambda x: [x.add_(1)].clear(), "CompositeExplicitAutograd")
+torch.library.register_fake("onepath::mix", lambda x, y, more, by, f=2.0: torch.empty_like(by))
+torch.library.register_fake("onepath::bump", lambda x: None)
+
+
+def operators_that_write(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Whole tensors, slices, other views, none, lists, and an input of the program."""
+    op = torch.ops.onepath
+    a, b = x.clone(), x.t().clone()
+    made = op.mix(a[1:, 0], None, [b.select(0, 1), b[0]], y[1:, 1], 3.0)
+    kept = op.mix(a.view(-1)[::2], b.t(), [], y.view(-1)[::2])
+    op.bump(y)
+    op.bump(a.unsqueeze(0))
+    return a, b, made, kept, y * 2
+
+
 ANY = graft.Input(min_shape=(2, 3), max_shape=(9, 3))
 GEARS = graft.Input(gears=[(2, 3), (5, 3)])
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Tensor, ...]]]] = {
@@ -128,6 +160,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Tensor
         (torch.ones(3, 2), torch.ones(3, 2)),
         [(torch.randn(3, 2), torch.randn(3, 2)), (torch.randn(2, 3).t(), torch.randn(3, 2))],
     ),
+    "operators that write": (
+        operators_that_write,
+        (torch.ones(3, 2), torch.ones(3, 2)),
+        [(torch.randn(3, 2), torch.randn(3, 2)), (torch.randn(2, 3).t(), torch.randn(3, 2))],
+    ),
     "branches": (branches, (torch.ones(3),), [(torch.ones(3),), (-torch.arange(3.0),)]),
     "a loop": (loop, (torch.ones(2, 4),), [(torch.randn(2, 4),)]),
     "streams": (streams, (torch.ones(3, 3),), [(torch.randn(3, 3),)] * 3),
@@ -161,20 +198,24 @@ def owners(outputs: list[Any], inputs: tuple[Tensor, ...]) -> list[int | None]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_three_ways_give_one_result(
+def test_four_ways_give_one_result(
     name: str, load: Callable[[Path, str], graft.Compiled], tmp_path: Path
 ) -> None:
     fn, declared, calls = PROGRAMS[name]
     graft.compile(fn, declared, mode="eager").save(path := tmp_path / "program.graft")
     python, native = load(path, "python"), load(path, "native")
+    fresh = graft.compile(fn, declared, mode="eager")
+    assert (NOTE in fresh.report.notes) == (name not in ("branches", "a loop"))
     for args in calls:
-        wanted, mine, theirs = copies(args), copies(args), copies(args)
+        wanted, theirs = copies(args), copies(args)
         expected = _torch.flatten(python(*wanted))[0]
-        found = _torch.flatten(native(*mine))[0]
-        assert_close(found, expected, rtol=0, atol=0)
-        assert_close(mine, wanted, rtol=0, atol=0)
-        assert [type(f) for f in found] == [type(e) for e in expected]
-        assert owners(found, mine) == owners(expected, wanted)
+        for program in (native, fresh):
+            mine = copies(args)
+            found = _torch.flatten(program(*mine))[0]
+            assert_close(found, expected, rtol=0, atol=0)
+            assert_close(mine, wanted, rtol=0, atol=0)
+            assert [type(f) for f in found] == [type(e) for e in expected]
+            assert owners(found, mine) == owners(expected, wanted)
         if None in expected:  # the operator gives tensors only
             continue
         out = in_cpp(path, *theirs)
@@ -222,6 +263,27 @@ def test_an_operator_of_python_and_what_it_raises(
     with pytest.raises(LookupError, match="less than nothing"):
         program(-torch.ones(2))
     assert program(torch.ones(2)).tolist() == [3, 3]
+
+
+def test_fresh_programs_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of operators alone, the caller's gradients kept out; generated code stays in Python."""
+    monkeypatch.setenv("TORCHGRAFT_EXECUTOR", "native")
+    x = torch.randn(3, 3, requires_grad=True)
+    model = nn.Linear(3, 3)
+    program = graft.compile(model, (x,), mode="eager")
+    assert NOTE in program.report.notes
+    assert_close(program(x), model(x).detach())
+    program.load_state_dict(nn.Linear(3, 3).state_dict())
+    assert not torch.equal(program(x), model(x))
+    monkeypatch.setenv("TORCHGRAFT_EXECUTOR", "python")
+    assert NOTE not in graft.compile(model, (x,), mode="eager").report.notes
+    monkeypatch.setenv("TORCHGRAFT_EXECUTOR", "native")
+    run = torch.compile(model, backend=torchgraft, options={"mode": "eager"})
+    run(x).sum().backward()
+    grad, x.grad = x.grad, None
+    model(x).sum().backward()
+    assert_close(grad, x.grad)
+    assert NOTE not in graft.compile(model, (x,)).report.notes
 
 
 def test_an_operator_of_python_on_a_stream_stays_in_python(

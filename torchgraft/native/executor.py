@@ -1,23 +1,33 @@
 """The C++ executor as Python's: what `torchgraft::load` runs in a C++ program, run here.
 
-A program from a package is walked by it wherever it has been built (`torchgraft native`) and can
-run every step: then Python and C++ have one path. `TORCHGRAFT_EXECUTOR=python` keeps to Python's
-own, `native` insists on this one, and builds it.
+A program from a package, or a fresh one of operators alone, is walked by it wherever it has been
+built (`torchgraft native`) and can run every step: then Python and C++ have one path.
+`TORCHGRAFT_EXECUTOR=python` keeps to Python's own, `native` insists on this one, and builds it.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import os
 import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchgraft.errors import BadValue, NativeBuild
+from torch import Tensor
+
+from torchgraft import _torch
+from torchgraft.errors import BadValue, NativeBuild, NotSavable
 from torchgraft.native import driver
+from torchgraft.package import codec
+from torchgraft.plan import Plan
+from torchgraft.run.host import Kernel
 
 CHOICES = ("auto", "python", "native")
+NOTE = "its plan is walked in C++"
+_HIGHER = ("auto_functionalized_v2", "cond", "while_loop")
 _LOCK = threading.Lock()  # a module in C++ is imported once
 
 
@@ -35,6 +45,45 @@ def module() -> Any:
     if found is None and choice == "native":
         raise NativeBuild("runtime", "it has no module for this Python; install Python's headers")
     return found
+
+
+def can_walk(plan: Plan, kernels: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether C++ runs every step: not where ranks must agree first. A stream's thread there could
+    not tell what Python raised, so no operator that may be Python's is called on several."""
+    for kernel in kernels:
+        if kernel["kind"] == "higher" and kernel["name"] not in _HIGHER:
+            return False
+        if kernel["kind"] == "op" and len(plan.streams) > 1 and not codec.is_torchs(kernel["name"]):
+            return False
+    return not plan.collectives
+
+
+def walked(
+    plan: Plan, kernels: Mapping[str, Kernel], constants: Mapping[str, Any]
+) -> _torch.Flat | None:
+    """A plan of operators on the CPU, walked in C++; None: it is not built, or the plan launches
+    something else. Generated code of this process is Python functions, which are better called
+    from Python."""
+    values: list[Tensor] = []
+    bound: dict[str, Any] = {}
+    called = {launch.kernel: codec.target(kernels[launch.kernel].fn) for launch in plan.launches}
+    for _, name in plan.constants:
+        if isinstance(held := constants[name], Tensor):
+            bound[name] = {"kind": "value", "value": len(values)}
+            values.append(held)
+        else:
+            bound[name] = codec.target(held)
+    known = [target for target in called.values() if target is not None]
+    if not known or len(known) < len(called) or None in bound.values():
+        return None
+    if not can_walk(plan, known) or (found := module()) is None:
+        return None
+    try:
+        text = json.dumps({"plan": codec.plan(plan), "kernels": called, "constants": bound})
+    except NotSavable:  # of an argument that only Python knows
+        return None
+    run: _torch.Flat = found.link(text, 0, values, [], {}, "cpu")
+    return run
 
 
 @functools.cache

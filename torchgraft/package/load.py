@@ -27,6 +27,7 @@ from torchgraft.fx import edit
 from torchgraft.fx.capture import Capture
 from torchgraft.fx.returned import View
 from torchgraft.link import Branch
+from torchgraft.native import executor
 from torchgraft.package import codec, machine, tensors
 from torchgraft.package.archive import KEY, MANIFEST, WEIGHTS, Archive, write
 from torchgraft.package.codec import field, index, text
@@ -212,7 +213,7 @@ class Loaded(Compiled):
             part = self._parts[gear.program]
             about = report(self._reports, i, self.name, self.front_end, self.config.mode)
             if runs is not None:
-                about.notes.append("its plan is walked in C++")
+                about.notes.append(executor.NOTE)
                 run = runs[gear.program]
             else:
                 run = part.program(self._parts, values, made).run
@@ -228,10 +229,9 @@ class Loaded(Compiled):
 
     def _natively(self, values: Sequence[Tensor]) -> list[_torch.Flat] | None:
         """Every entry of `programs`, walked in C++; None where that is not built, or not for it."""
-        if not all(part.is_native for part in self._parts):
-            return None
-        from torchgraft.native import executor
-
+        for part in self._parts:
+            if not executor.can_walk(part.plan, part.data["kernels"].values()):
+                return None
         if (found := executor.module()) is None:
             return None
         runs: list[_torch.Flat] = []
@@ -377,9 +377,6 @@ class _Weight:
         raise BadPackage(f"weight {self.name!r} has strides that do not fit its size")
 
 
-_WALKED = ("auto_functionalized_v2", "cond", "while_loop")  # in C++
-
-
 class _Part:
     """An entry of `programs`: a plan, and what its names mean."""
 
@@ -400,16 +397,6 @@ class _Part:
         for _, name in self.plan.constants:
             if name not in self.constants:
                 raise BadPackage(f"nothing says what constant {name!r} is")
-
-    @property
-    def is_native(self) -> bool:
-        """Whether C++ can walk it: not where it talks to other ranks. A stream's thread there could
-        not tell what Python raised, so no operator that may be Python's is called on several."""
-        kernels = self.data["kernels"].values()
-        python = [k for k in kernels if k["kind"] == "higher" and k["name"] not in _WALKED]
-        if len(self.plan.streams) > 1:
-            python += [k for k in kernels if k["kind"] == "op" and not codec.is_torchs(k["name"])]
-        return not python and not self.plan.collectives
 
     def link(self, values: Sequence[Tensor], branches: Sequence[Branch]) -> Any:
         kernels = {name: kernel.bind(values) for name, kernel in self.kernels.items()}

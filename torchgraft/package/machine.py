@@ -93,6 +93,8 @@ def _check_cuda(path: object, manifest: Any, device: torch.device | None) -> tor
         fix = "Leave the device out, or choose one that is here."
         raise WrongMachine(path, f"device {str(place)!r}", here, fix)
     needs = tuple(field(manifest["requires"], "capability", list))
+    if len(needs) != 2:
+        raise BadPackage(f"its compute capability is {list(needs)}")
     if (has := torch.cuda.get_device_capability(place)) != needs:
         name = torch.cuda.get_device_name(place)
         shown = ".".join(map(str, needs))

@@ -14,10 +14,12 @@ import torch.distributed._functional_collectives as functional
 from harness import check, main
 from models import MLP, split_mlp
 from torch import Tensor, nn
+from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
 from torch.distributed.device_mesh import init_device_mesh
 
 import torchgraft as graft
 from torchgraft.errors import GraftError, NoGroup, RanksDiffer
+from torchgraft.native import driver
 from torchgraft.plan import Collective, Launch, Plan
 from torchgraft.program import Program, link
 
@@ -155,7 +157,7 @@ def small_ones_are_merged() -> None:
     torch.testing.assert_close(compiled(*square), held_up(*square))
 
 
-def raised(fn: Callable[[], object], kind: type[GraftError] = GraftError) -> GraftError:
+def raised(fn: Callable[[], object], kind: type[Exception] = GraftError) -> Exception:
     try:
         fn()
     except kind as error:
@@ -306,6 +308,23 @@ def one_file_serves_every_rank() -> None:
     torch.testing.assert_close(loaded(x), whole(x))
     assert str(loaded.plan) == str(compiled.plan)
     assert loaded.plan.collectives
+
+
+@check
+def a_file_runs_in_cpp() -> None:
+    """The loader of C++: the plan's group is one that the program has registered by that name."""
+    torch.ops.load_library(driver.build("runtime").lib / "libtorchgraft.so")
+    model, x = Two(), torch.randn(4, 8) + dist.get_rank()
+    graft.compile(model, (x,), mode="eager").save(path := OUT / f"two{dist.get_rank()}.graft")
+    engine = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+    error = raised(lambda: torch.ops.torchgraft.run_engine([x], engine), RuntimeError)
+    assert "'world'" in str(error), error
+    assert "c10d::register_process_group" in str(error), error
+    _register_process_group("world", dist.group.WORLD)
+    for _ in range(3):
+        [made] = torch.ops.torchgraft.run_engine([x], engine)
+        torch.testing.assert_close(made, model(x))
+    _unregister_process_group("world")
 
 
 @check

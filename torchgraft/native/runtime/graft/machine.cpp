@@ -40,15 +40,15 @@ c10::Device cuda_device(const json& manifest, std::optional<c10::Device> wanted)
   const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
   const c10::Device place =
       wanted && wanted->has_index() ? *wanted : guard.getDevice();
+  const json made = manifest.value("cuda", json());
+  if (made != cuda_version())
+    wrong("CUDA " + (made.is_string() ? text(made) : made.dump()), "CUDA " + cuda_version(),
+          "Install the torch it was made with, or compile and save it again.");
   if (place.index() >= guard.deviceCount()) {
     std::string here;
     for (int i = 0; i < guard.deviceCount(); ++i) here += (i ? ", cuda:" : "cuda:") + std::to_string(i);
     wrong("device " + quote(place.str()), here, "Leave the device out, or choose one that is here.");
   }
-  const json made = manifest.value("cuda", json());
-  if (made != cuda_version())
-    wrong("CUDA " + (made.is_string() ? text(made) : made.dump()), "CUDA " + cuda_version(),
-          "Install the torch it was made with, or compile and save it again.");
   const auto shown = [](int64_t major, int64_t minor) {
     return std::to_string(major) + "." + std::to_string(minor);
   };
