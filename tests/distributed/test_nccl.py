@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import pathlib
 from collections.abc import Callable, Iterator
 
@@ -56,6 +57,8 @@ def world(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Wo
     backend, mode = request.param.split()
     start(backend, tmp_path / "store")
     yield World("cuda" if backend == "nccl" else "cpu", mode)
+    torch.compiler.reset()
+    gc.collect()  # NCCL waits for the graphs that hold its kernels
     dist.destroy_process_group()
 
 
