@@ -188,9 +188,10 @@ def _work(link: Connection, model: str, peer: str, setup: Setup, scratch: Path) 
             # 1, 0, 1: a call must neither keep nor spoil anything for the next.
             off = max(error(run(tuples[seed]), reference[seed]) for seed in (1, 0, 1))
             calls = _calls(run, tuples[0], setup.device, setup.sample_ms)
+            peak = torch.cuda.max_memory_allocated() if setup.device == "cuda" else None
             facts = {} if not hasattr(run, "facts") else run.facts()
-            if setup.device == "cuda":
-                facts["peak MiB"] = round(torch.cuda.max_memory_allocated() / 2**20)
+            if peak is not None:
+                facts["peak MiB"] = round(peak / 2**20)
             link.send(("ready", off, build_s, facts))
             while link.recv():
                 link.send(_sample(run, tuples[0], setup.device, calls))

@@ -118,14 +118,21 @@ def show_growth(rows: Iterable[Growth]) -> None:
     console.print(table)
 
 
-_TABLE = {
+_CPU = {
     "graft": "torchgraft",
     "eager": "eager",
     "aoti-boxed": "AOTInductor",
     "ort": "ONNX Runtime",
     "openvino": "OpenVINO",
 }
-"""The columns of the README's table, after the baseline's time."""
+_CUDA = {
+    "graft-reduce": "torchgraft",
+    "eager": "eager",
+    "compile-reduce": "reduce-overhead",
+    "compile-max": "max-autotune",
+    "compile-frozen": "reduce-overhead, frozen",
+}
+"""The columns of a table, after the baseline's time."""
 
 
 def markdown(rows: Sequence[dict[str, Any]], kind: str = "cpu") -> str:
@@ -135,13 +142,15 @@ def markdown(rows: Sequence[dict[str, Any]], kind: str = "cpu") -> str:
         low = row["summary"][kind]["p20"] if row["status"] == "ok" else None
         if low:
             by_model.setdefault(row["model"], {})[row["peer"]] = low
-    lines = [f"| model | torch.compile | {' | '.join(_TABLE.values())} |", "|---" * 7 + "|"]
+    columns = _CPU if kind == "cpu" else _CUDA
+    head = ["model", "torch.compile", *columns.values()]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for model, times in by_model.items():
         if BASELINE not in times:
             continue
         base = times[BASELINE]
         shown = f"{base:.0f} µs" if base < 1e4 else f"{base / 1e3:.1f} ms"
-        cells = [f"{base / times[peer]:.2f}" if peer in times else "-" for peer in _TABLE]
+        cells = [f"{base / times[peer]:.2f}" if peer in times else "-" for peer in columns]
         cells[0] = f"**{cells[0]}**"
         lines.append(f"| {model} | {shown} | {' | '.join(cells)} |")
     return "\n".join(lines)
