@@ -190,7 +190,7 @@ def test_a_class_that_torch_cannot_look_into_says_what_to_do() -> None:
         def __init__(self, one: Tensor) -> None:
             self.one = one
 
-    with pytest.raises(errors.CannotCapture, match="cannot capture <lambda>.*Pair") as caught:
+    with pytest.raises(errors.CannotCapture, match=r"cannot capture <lambda>.*Pair") as caught:
         graft.compile(lambda x: Pair(x + 1), (X,), mode="eager")
     assert str(caught.value).endswith(
         "Tell torch what the class holds: torch.export.register_dataclass. For the cache of a "
