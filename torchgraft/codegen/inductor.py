@@ -50,8 +50,8 @@ def generate(
     gm = decompose(gm, inputs, _torch.inductor_decompositions())
     if micro:
         try:
-            again = GraphModule(gm, copy.deepcopy(gm.graph))
-            return compile(again, options=_MICRO | options)
+            twin = GraphModule(gm, copy.deepcopy(gm.graph))
+            return compile(twin, options=_MICRO | options)
         except Exception:  # it takes most products with constants, and few others
             log.debug("torchgraft: not with the generator's own products", exc_info=True)
     return compile(gm, options=options)
