@@ -172,8 +172,9 @@ def _assemble(
     if labels.explicit and not role.is_backward:
         report.notes += _completed(gm, labels.explicit)
     report.notes += unheard(gm, config)
-    before = meta.snapshot(gm.graph)
+    before, outputs = meta.snapshot(gm.graph), meta.output_values(gm)
     report.conversions = _convert(gm, config, watch)
+    returned.keep_strides(gm, outputs)
     report.notes += place_collectives(gm, config.bucket_bytes)
     regions.keep_old(gm)
     returned.copy_constants(gm)

@@ -185,6 +185,20 @@ def test_an_operator_that_fails_while_tracing_names_its_line() -> None:
     assert caught.value.line == f"{__file__}:{bad.__code__.co_firstlineno + 1}"
 
 
+def test_a_class_that_torch_cannot_look_into_says_what_to_do() -> None:
+    class Pair:
+        def __init__(self, one: Tensor) -> None:
+            self.one = one
+
+    with pytest.raises(errors.CannotCapture, match=r"cannot capture <lambda>.*Pair") as caught:
+        graft.compile(lambda x: Pair(x + 1), (X,), mode="eager")
+    assert str(caught.value).endswith(
+        "Tell torch what the class holds: torch.export.register_dataclass. For the cache of a "
+        "Hugging Face model, pass use_cache=False, or call "
+        "transformers.integrations.executorch.register_dynamic_cache_export_support() first."
+    )
+
+
 def test_a_raising_pass_names_itself_and_its_line() -> None:
     with pytest.raises(errors.PassFailed) as caught:
         graft.compile(Mlp(), (X,), mode="eager", pre_passes=[raising])

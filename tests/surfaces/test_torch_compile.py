@@ -104,6 +104,29 @@ def test_dynamic_training_with_sizes_in_the_program(mode: str) -> None:
         torch.testing.assert_close(got, w.grad)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_training_saves_what_the_backward_graph_was_traced_with(dynamic: bool) -> None:
+    """A fusion lays the rotated heads out otherwise, and the generator takes a `cat` with nothing
+    in front for a copy: the backward graph reads both."""
+
+    def fn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x.unflatten(-1, (4, 8)).transpose(1, 2)
+        turned = torch.cat((-x[..., 4:], x[..., :4]), -1)
+        rotated = x * cos + turned * sin
+        keys = torch.cat((torch.tensor([]), x), -2)
+        return (rotated.exp() * keys.exp()).sum()
+
+    run = torch.compile(fn, backend="torchgraft", dynamic=dynamic)
+    for length in (7, 9):
+        x = torch.randn(2, length, 32, requires_grad=True)
+        args = (x, torch.randn(1, 1, length, 8), torch.randn(1, 1, length, 8))
+        wanted = torch.autograd.grad(fn(*args), x)
+        torch.testing.assert_close(torch.autograd.grad(run(*args), x), wanted)
+    forward = next(r for r in graft.reports() if r.name.endswith("forward"))
+    assert forward.matches == {"rotary": 1}
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_graph_breaks_leave_several_programs(mode: str) -> None:
     def fn(x: Tensor) -> Tensor:

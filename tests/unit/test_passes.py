@@ -289,6 +289,25 @@ def test_a_pass_may_write_what_the_program_writes_and_no_other_input() -> None:
     assert x.tolist() == [1.0, 1.0]
 
 
+def test_what_a_program_returns_keeps_its_strides() -> None:
+    def by_rows(gm: GraphModule, example_inputs: Any, config: graft.Config) -> None:
+        for relu in gm.graph.find_nodes(op="call_function", target=aten.relu.default):
+            with gm.graph.inserting_before(relu):
+                dense = {"memory_format": torch.contiguous_format}
+                relu.args = (gm.graph.call_function(aten.clone.default, relu.args, dense),)
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = x.permute(1, 2, 0).relu()
+        return y, y.exp(), y
+
+    x = torch.randn(2, 3, 4)
+    run = graft.compile(fn, (x,), mode="eager", pre_passes=[by_rows], verify="each")
+    one, two, three = run(x)
+    assert one is three
+    assert one.stride() == two.stride() == fn(x)[0].stride()
+    torch.testing.assert_close((one, two), fn(x)[:2])
+
+
 def test_a_raising_pass_is_named_and_its_exception_chained() -> None:
     def bad(gm: GraphModule, example_inputs: Any, config: graft.Config) -> None:
         raise ValueError("nope")

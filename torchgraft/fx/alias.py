@@ -35,9 +35,10 @@ def writes(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
 def check_inputs(gm: GraphModule, name: str, before: Snapshot) -> None:
     """Raise `BrokenGraph` where a pass (its `name`) made the graph write an input that it only read
     `before`: the caller does not expect it."""
+    known = {one for call in before.values() for one in writes(*call)}
     for node in gm.graph.nodes:
         for one in writes(node.target, node.args, node.kwargs):
-            if one.op == "placeholder" and all(one not in writes(*old) for old in before.values()):
+            if one.op == "placeholder" and one not in known:
                 raise BrokenGraph(
                     name,
                     node.name,

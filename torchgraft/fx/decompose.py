@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from torchgraft import _torch
-from torchgraft.fx import meta
+from torchgraft.fx import meta, returned
 from torchgraft.fx.attention import plain_masks
 
 Table = Mapping[Any, Callable[..., Any]]
@@ -29,11 +29,22 @@ def decompose(gm: GraphModule, inputs: Sequence[Any], table: Table) -> GraphModu
 
     With symbolic sizes the whole graph is traced again instead, because a part may need any size.
     """
+    mode = _torch.fake_mode_of(inputs)
     if _is_symbolic(gm.graph):
-        return _marked(_torch.retrace(gm, inputs, table), gm)
+        traced = _marked(_torch.retrace(gm, inputs, table), gm)
+        _keep_strides(traced, meta.output_values(gm), mode)
+        return traced
     parts = _trace_parts(gm.graph, table, table.__contains__)
-    inline(gm, parts, _torch.fake_mode_of(inputs))
+    for part, node in {part: node for node, part in parts.items()}.items():
+        _keep_strides(part, node.meta["val"], mode)
+    inline(gm, parts, mode)
     return gm
+
+
+def _keep_strides(gm: GraphModule, before: Any, mode: Any) -> None:
+    """A table may give other strides, as Inductor's does for `cat` of one tensor and empty ones."""
+    gm.meta["fake_mode"] = mode
+    returned.keep_strides(gm, before)
 
 
 def parts_of(graph: Graph, table: Table) -> Parts | None:

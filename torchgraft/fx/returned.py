@@ -16,6 +16,7 @@ from torchgraft import _torch
 from torchgraft.fx import meta
 from torchgraft.fx.dialect import is_pure, is_view
 
+aten = torch.ops.aten
 View = Callable[..., Tensor]
 
 
@@ -41,7 +42,7 @@ def copy_constants(gm: GraphModule) -> None:
                     base = fresh(source)
                     new = gm.graph.node_copy(node, lambda n: base if n is source else n)
                 else:
-                    new = gm.graph.call_function(torch.ops.aten.clone.default, (node,))
+                    new = gm.graph.call_function(aten.clone.default, (node,))
             meta.inherit(new, node)
             new.meta["val"] = meta.compute(gm, new)
             new.meta["copy"] = "a constant is returned as a copy"
@@ -53,6 +54,56 @@ def copy_constants(gm: GraphModule) -> None:
         return fresh(node) if node in constant and is_tensor else node
 
     output.args = (map_arg(output.args[0], own),)
+
+
+def keep_strides(gm: GraphModule, before: Any) -> None:
+    """Return what a rewrite laid out otherwise as it was `before`, in place. A caller can tell, and
+    a backward graph was traced with what its forward graph gave. `before` is a value, or several,
+    as the graph returns them."""
+    output = gm.graph.output_node()
+    made: dict[tuple[Node, Any], Node] = {}
+
+    def kept(node: Any, old: Any) -> Any:
+        new: Any = node.meta.get("val") if isinstance(node, Node) else None
+        now, was = _strides(new), _strides(old)
+        if now is None or was is None or now == was or new.dim() != old.dim():
+            return node
+        if (node, was) not in made:
+            made[node, was] = _laid_out(gm, node, old)
+        return made[node, was]
+
+    [given] = output.args
+    if isinstance(given, Node):
+        output.args = (kept(given, before),)
+    else:
+        pairs = zip(given, before, strict=True)  # type: ignore[arg-type]
+        output.args = (tuple(kept(node, old) for node, old in pairs),)
+
+
+def _strides(value: Any) -> tuple[Any, ...] | None:
+    """The strides that anybody can tell: those of dims that are not 1."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return None
+    dims = zip(map(_torch.expression, value.shape), value.stride(), strict=True)
+    return tuple(_torch.expression(step) for size, step in dims if size != 1)
+
+
+def _laid_out(gm: GraphModule, node: Node, like: Tensor) -> Node:
+    """A copy of a value whose dims follow each other in memory as in `like`."""
+    order = sorted(range(like.dim()), key=lambda dim: -_torch.hint(like.stride(dim)))
+    back = [order.index(dim) for dim in range(like.dim())]
+    steps: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (aten.permute.default, (order,), {}),
+        (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
+        (aten.permute.default, (back,), {}),
+    ]
+    for target, args, kwargs in steps if order != sorted(order) else steps[1:2]:
+        with gm.graph.inserting_before(gm.graph.output_node()):
+            new = gm.graph.call_function(target, (node, *args), kwargs)
+        meta.inherit(new, node)
+        new.meta["val"] = meta.compute(gm, new)
+        node = new
+    return node
 
 
 def views_of_inputs(gm: GraphModule, states: int) -> dict[int, tuple[int, View]]:

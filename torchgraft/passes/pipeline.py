@@ -18,7 +18,7 @@ from torchgraft import _torch, progress
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
 from torchgraft.errors import BadPass, BadValue, GraftError, PassFailed, PassOrder, UnknownName
-from torchgraft.fx import alias, label, meta
+from torchgraft.fx import alias, label, meta, returned
 from torchgraft.fx.label import Labels
 from torchgraft.passes import builtin, fusions
 from torchgraft.passes.history import Change, History
@@ -285,6 +285,7 @@ def _finish(
     label.settle(gm, replaced, before)
     label.sort(gm)
     meta.refresh(gm, before, spec.name)
+    returned.keep_strides(gm, outputs)
     if not getattr(spec, "changes_type", False):  # a pattern may say that it is on purpose
         meta.check_outputs(gm, spec.name, outputs)
     builtin.dead_code(gm, (), Config())

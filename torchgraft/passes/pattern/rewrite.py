@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
@@ -17,11 +16,10 @@ from torchgraft.convert.net import Net, Value
 from torchgraft.errors import BadReplacement, NoMatch, UnknownName
 from torchgraft.fx import dialect, meta
 from torchgraft.fx.edit import Graph
-from torchgraft.passes.builtin import reaches_output
 from torchgraft.passes.pattern import match as matching
 from torchgraft.passes.pattern.match import Finder, Found
 from torchgraft.passes.pattern.search import Index, Miss, said
-from torchgraft.passes.pattern.trace import aten, label
+from torchgraft.passes.pattern.trace import label
 from torchgraft.passes.precision import uncast
 
 
@@ -175,7 +173,7 @@ def _replace(pattern: Any, found: Found, graph: Graph) -> None:
     if made is not None:
         new = _inline(gm, made, new, place, [found.slots[slot.name] for slot in pattern.slots])
     for was, now in zip(old, new, strict=True):
-        _take_over(gm, was, now)
+        was.replace_all_uses_with(now, delete_user_cb=lambda user, now=now: user is not now)
     late = any(place < node for node in matching.nodes_in(list(found.slots.values())))
     for node in sorted(set(found.nodes), reverse=True):
         if not node.users:
@@ -299,24 +297,6 @@ def _free(gm: GraphModule, stem: str) -> str:
         number += 1
         name = f"{stem}_{number}"
     return name
-
-
-def _take_over(gm: GraphModule, was: Node, now: Node) -> None:
-    """Let the readers of one value read another; what a caller sees keeps its strides."""
-    old, new = was.meta.get("val"), now.meta.get("val")
-    if (
-        isinstance(old, Tensor)
-        and isinstance(new, Tensor)
-        and old.is_contiguous()
-        and not new.is_contiguous()
-        and reaches_output(was)
-    ):
-        with gm.graph.inserting_after(now):
-            copy = gm.graph.call_function(aten.clone.default, (now,))
-            copy.kwargs = {"memory_format": torch.contiguous_format}
-            copy.meta = {**now.meta, "val": meta.compute(gm, copy)}
-        now = copy
-    was.replace_all_uses_with(now, delete_user_cb=lambda user: user is not now)
 
 
 def _in_order(gm: GraphModule) -> None:
