@@ -383,3 +383,26 @@ def test_what_a_file_declares_holds(ascend: Path, monkeypatch: pytest.MonkeyPatc
 
     torch.testing.assert_close(torch_npu.npu_same(X), X.sin())
     assert [a.name for a in torch.ops.npu.npu_other.default._schema.arguments] == ["self", "beta"]
+
+
+@pytest.mark.feature("torch_npu", "optim: NpuFusedAdam, NpuFusedAdamW, NpuFusedSGD")
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+def test_a_fused_optimizer_is_the_plain_one(ascend: Path, name: str) -> None:
+    import torch_npu
+
+    models = [torch.nn.Linear(3, 2) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    theirs = getattr(torch.optim, name)(models[1].parameters(), lr=0.1)
+    mine = getattr(torch_npu.optim, f"NpuFused{name}")(models[0].parameters(), lr=0.1)
+    for _ in range(3):
+        for model in models:
+            model.zero_grad()
+            model(torch.ones(4, 3)).square().sum().backward()
+        norms = (
+            mine.clip_grad_norm_fused_(1.0),
+            torch.nn.utils.clip_grad_norm_(models[1].parameters(), 1.0),
+        )
+        assert torch.equal(*norms)
+        mine.step()
+        theirs.step()
+    assert torch.equal(models[0].weight, models[1].weight)

@@ -236,6 +236,44 @@ def test_code_that_says_cuda(tmp_path: Path) -> None:
     assert ran.stdout == "torch.float16 torch.bfloat16 cpu\n", ran.stderr
 
 
+@pytest.mark.feature(
+    "torch_npu", 'torch.distributed with backend="hccl", on cpu (gloo) or cuda (NCCL)'
+)
+def test_ranks_talk_by_the_name_of_hccl(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import sys, torch, torch_npu\n"
+        "import torch.distributed as dist\n"
+        "rank = int(sys.argv[1])\n"
+        "torch.npu.set_device(rank)\n"
+        "dist.init_process_group('hccl', init_method='file://' + sys.argv[2], rank=rank,"
+        " world_size=2)\n"
+        "x = torch.full((2,), float(rank + 1), device=f'npu:{rank}')\n"
+        "dist.all_reduce(x)\n"
+        "torch.manual_seed(0)\n"
+        "model = torch.nn.Linear(2, 2).npu()\n"
+        "model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])\n"
+        "model(x * (rank + 1)).sum().backward()\n"
+        "print(x.tolist(), model.module.weight.grad.tolist(), dist.get_backend())\n"
+        "dist.destroy_process_group()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "torchgraft", "run", "--device", "cpu", "script.py"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store")],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        said, wrong = rank.communicate(timeout=300)
+        assert said == "[3.0, 3.0] [[4.5, 4.5], [4.5, 4.5]] hccl\n", wrong
+
+
 @pytest.mark.feature("torch_npu", "testing: TestCase, run_tests, SupportedDevices")
 def test_a_test_case_of_an_operator(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(

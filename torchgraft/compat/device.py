@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from torchgraft.errors import NotOnThisDevice, UnknownName
@@ -93,6 +94,8 @@ def activate() -> None:
     _set(threading.Thread, "start", _in_threads(chosen, threading.Thread.start))
     _set(torch.amp.autocast, "__init__", autocasts(lambda name: mapped(name, chosen)))
     _set(torch, "Generator", _generators(chosen))
+    if chosen == "cpu":
+        _set(DistributedDataParallel, "__init__", _without_ids(DistributedDataParallel.__init__))
     _files()
 
 
@@ -163,6 +166,23 @@ def _generators(chosen: str) -> Any:
             return plain(mapped(device, chosen))
 
     return Generator
+
+
+def _without_ids(plain: Callable[..., None]) -> Callable[..., None]:
+    """`DistributedDataParallel(model, device_ids=[0])` of a model on a CPU, which has no number."""
+
+    @functools.wraps(plain)
+    def init(
+        self: Any,
+        module: Any,
+        device_ids: Any = None,
+        output_device: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        plain(self, module, None, None, *args, **kwargs)
+
+    return init
 
 
 def _in_threads(chosen: str, start: Callable[..., None]) -> Callable[..., None]:
