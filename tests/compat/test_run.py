@@ -236,10 +236,9 @@ def test_code_that_says_cuda(tmp_path: Path) -> None:
     assert ran.stdout == "torch.float16 torch.bfloat16 cpu\n", ran.stderr
 
 
-@pytest.mark.feature(
-    "torch_npu", 'torch.distributed with backend="hccl", on cpu (gloo) or cuda (NCCL)'
-)
-def test_ranks_talk_by_the_name_of_hccl(tmp_path: Path) -> None:
+@pytest.mark.feature("torch_npu", 'torch.distributed with backend="hccl"; DDP with device_ids')
+@pytest.mark.parametrize("kind", ["cpu", "npu"])
+def test_ranks_talk_by_the_name_of_hccl(tmp_path: Path, kind: str) -> None:
     (tmp_path / "script.py").write_text(
         "import sys, torch, torch_npu\n"
         "import torch.distributed as dist\n"
@@ -249,6 +248,10 @@ def test_ranks_talk_by_the_name_of_hccl(tmp_path: Path) -> None:
         " world_size=2)\n"
         "x = torch.full((2,), float(rank + 1), device=f'npu:{rank}')\n"
         "dist.all_reduce(x)\n"
+        "parts = [torch.zeros(1, device=x.device) for _ in range(2)]\n"
+        "dist.all_gather(parts, torch.tensor([rank + 5.0], device=x.device))\n"
+        "assert [one.item() for one in parts] == [5.0, 6.0]\n"
+        "dist.barrier()\n"
         "torch.manual_seed(0)\n"
         "model = torch.nn.Linear(2, 2).npu()\n"
         "model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])\n"
@@ -256,8 +259,8 @@ def test_ranks_talk_by_the_name_of_hccl(tmp_path: Path) -> None:
         "print(x.tolist(), model.module.weight.grad.tolist(), dist.get_backend())\n"
         "dist.destroy_process_group()\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "torchgraft", "run", "--device", "cpu", "script.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHGRAFT_NPU_DEVICES": "2"}
+    command = [sys.executable, "-m", "torchgraft", "run", "--device", kind, "script.py"]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), str(tmp_path / "store")],
