@@ -72,7 +72,7 @@ def test_a_path_is_enough(tmp_path: Path) -> None:
 def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import torch, torchair as air\n"
+        "import torch, torchair as air; from torch_npu.contrib import transfer_to_npu, missing\n"
         "from torchair.llm_datadist import create_npu_tensors\n"
         "from torchair.ge import Const, Nothing\n"
         "raise SystemExit('this must not run')\n"
@@ -87,9 +87,13 @@ def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
         "config.debug.graph_dump.type = chosen\n"
         "torch.npu.NPUGraph().replay()\n"
         "torch.npu.ExternalEvent()\n"
+        "torch.ops.npu.npu_grouped_matmul(1)\n"
     )
+    is_available = torch.cuda.is_available
     found = check.check(script)
+    assert torch.cuda.is_available is is_available, "nothing is put in the place of CUDA"
     assert [(problem.line, problem.what, problem.fatal) for problem in found] == [
+        (1, "torch_npu.contrib.missing", True),
         (2, "torchair.llm_datadist.create_npu_tensors", True),
         (3, "torchair.ge.Nothing", True),
         (6, "ge_config.oo_level", False),
@@ -99,6 +103,7 @@ def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
         (11, "mode", True),
         (12, "debug.graph_dmup.type", True),
         (15, "torch.npu.ExternalEvent", True),
+        (16, "torch.ops.npu.npu_grouped_matmul", True),
     ]
     shown = CliRunner().invoke(main, ["run", "--check", str(script)])
     assert shown.exit_code == 1
@@ -232,8 +237,10 @@ def test_code_that_says_cuda(tmp_path: Path) -> None:
         "with torch.cuda.amp.autocast(dtype=torch.bfloat16):\n"
         "    print(y.dtype, model(x).dtype, y.device.type)\n"
     )
-    ran = torchgraft_command("run", "--device", "cpu", "script.py", cwd=tmp_path)
-    assert ran.stdout == "torch.float16 torch.bfloat16 cpu\n", ran.stderr
+    auto: list[list[str]] = [] if torch.cuda.is_available() else [[]]
+    for options in [["--device", "cpu"], *auto]:
+        ran = torchgraft_command("run", *options, "script.py", cwd=tmp_path)
+        assert ran.stdout == "torch.float16 torch.bfloat16 cpu\n", ran.stderr
 
 
 @pytest.mark.feature("torch_npu", 'torch.distributed with backend="hccl"; DDP with device_ids')

@@ -18,6 +18,7 @@ from torchgraft.errors import NotOnThisDevice, UnknownName
 VARIABLE = "TORCHGRAFT_DEVICE"
 """Where a process, and those it starts, learn which device stands for the NPU."""
 CHOICES = ("auto", "cpu", "cuda", "npu")
+_has_cuda = torch.cuda.is_available  # torch's own: `transfer_to_npu` puts another in its place
 
 
 class Mapped(TorchFunctionMode):
@@ -60,8 +61,8 @@ def kind() -> str:
     if wanted not in CHOICES:
         raise UnknownName("device", wanted, CHOICES, where=VARIABLE)
     if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda" and not torch.cuda.is_available():
+        return "cuda" if _has_cuda() else "cpu"
+    if wanted == "cuda" and not _has_cuda():
         raise NotOnThisDevice(f"{VARIABLE}=cuda (no CUDA device is here)", "Use cpu, or auto.")
     return wanted
 
