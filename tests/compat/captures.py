@@ -200,6 +200,53 @@ def a_group_of_calls_is_replaced() -> None:
         npu().graph_task_update_end(stream)
 
 
+def attention_into_given_memory_is_updated() -> None:
+    """As servers capture it: a task group around `.out`, whose lengths change between replays."""
+    import torch_npu
+
+    q, kv = torch.randn(2, 1, 16).to("npu"), torch.randn(2, 5, 16).to("npu")
+    out, lse = torch.empty_like(q), torch.empty(1, device="npu")
+    attend = torch_npu.npu_fused_infer_attention_score
+    same = {"num_heads": 4, "scale": 0.5}
+    space = torch_npu._npu_fused_infer_attention_score_get_max_workspace(q, kv, kv, **same)
+
+    def call(lengths: list[int]) -> None:
+        attend.out(
+            q, kv, kv, actual_seq_lengths_kv=lengths, workspace=space, out=[out, lse], **same
+        )
+
+    graph, stream = npu().NPUGraph(), npu().current_stream()
+    with npu().graph(graph):
+        npu().graph_task_group_begin(stream)
+        call([5, 5])
+        group = npu().graph_task_group_end(stream)
+    for lengths in ([2, 3], [4, 1]):
+        npu().graph_task_update_begin(stream, group)
+        call(lengths)
+        npu().graph_task_update_end(stream)
+        graph.replay()
+        expected = attend(q, kv, kv, actual_seq_lengths_kv=lengths, **same)[0]
+        torch.testing.assert_close(out.cpu(), expected.cpu())
+
+
+def a_collective_is_captured() -> None:
+    import torch_npu  # noqa: F401  (it knows hccl)
+    from torch import distributed
+
+    distributed.init_process_group("hccl", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        x, graph = torch.ones(3, device="npu"), npu().NPUGraph()
+        with npu().graph(graph):
+            y = x * 2
+            distributed.all_reduce(y)
+            z = y + 1
+        x.fill_(4)
+        graph.replay()
+        assert (y.tolist(), z.tolist()) == ([8.0] * 3, [9.0] * 3)
+    finally:
+        distributed.destroy_process_group()
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -212,5 +259,7 @@ CHECKS = {
         a_graph_is_used_in_order,
         lengths_are_updated_before_or_after_a_replay,
         a_group_of_calls_is_replaced,
+        attention_into_given_memory_is_updated,
+        a_collective_is_captured,
     )
 }

@@ -58,6 +58,7 @@ NAMES = {
     "torch_npu.profiler": "profile schedule tensorboard_trace_handler ProfilerActivity "
     "ProfilerAction ProfilerLevel AiCMetrics ExportType _ExperimentalConfig",
     "torch_npu.utils.cpp_extension": "NpuExtension",
+    "torch_npu.optim": "NpuFusedAdam NpuFusedAdamW NpuFusedSGD",
     "torch_npu.testing.testcase": "TestCase run_tests",
     "torch_npu.testing.common_utils": "SupportedDevices",
     "torch_npu.meta._meta_registrations": "m",

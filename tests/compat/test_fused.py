@@ -125,7 +125,8 @@ def test_a_formula_and_its_gradient(ascend: Path, name: str) -> None:
 
 def test_every_fused_operator_is_tried() -> None:
     tried = {*CASES, *ATTENTION, "npu_dynamic_quant", "npu_quant_matmul"}
-    assert tried | {"npu_weight_quant_batchmatmul"} == set(fused.NAMES)
+    tried |= {"npu_weight_quant_batchmatmul"}  # workspaces are in captures.py
+    assert tried | {"_npu_fused_infer_attention_score_get_max_workspace"} == set(fused.NAMES)
 
 
 def test_the_other_results(ascend: Path) -> None:
@@ -383,3 +384,26 @@ def test_what_a_file_declares_holds(ascend: Path, monkeypatch: pytest.MonkeyPatc
 
     torch.testing.assert_close(torch_npu.npu_same(X), X.sin())
     assert [a.name for a in torch.ops.npu.npu_other.default._schema.arguments] == ["self", "beta"]
+
+
+@pytest.mark.feature("torch_npu", "optim: NpuFusedAdam, NpuFusedAdamW, NpuFusedSGD")
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+def test_a_fused_optimizer_is_the_plain_one(ascend: Path, name: str) -> None:
+    import torch_npu
+
+    models = [torch.nn.Linear(3, 2) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    theirs = getattr(torch.optim, name)(models[1].parameters(), lr=0.1)
+    mine = getattr(torch_npu.optim, f"NpuFused{name}")(models[0].parameters(), lr=0.1)
+    for _ in range(3):
+        for model in models:
+            model.zero_grad()
+            model(torch.ones(4, 3)).square().sum().backward()
+        norms = (
+            mine.clip_grad_norm_fused_(1.0),
+            torch.nn.utils.clip_grad_norm_(models[1].parameters(), 1.0),
+        )
+        assert torch.equal(*norms)
+        mine.step()
+        theirs.step()
+    assert torch.equal(models[0].weight, models[1].weight)

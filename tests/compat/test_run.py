@@ -72,7 +72,7 @@ def test_a_path_is_enough(tmp_path: Path) -> None:
 def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import torch, torchair as air\n"
+        "import torch, torchair as air; from torch_npu.contrib import transfer_to_npu, missing\n"
         "from torchair.llm_datadist import create_npu_tensors\n"
         "from torchair.ge import Const, Nothing\n"
         "raise SystemExit('this must not run')\n"
@@ -87,9 +87,13 @@ def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
         "config.debug.graph_dump.type = chosen\n"
         "torch.npu.NPUGraph().replay()\n"
         "torch.npu.ExternalEvent()\n"
+        "torch.ops.npu.npu_grouped_matmul(1)\n"
     )
+    is_available = torch.cuda.is_available
     found = check.check(script)
+    assert torch.cuda.is_available is is_available, "nothing is put in the place of CUDA"
     assert [(problem.line, problem.what, problem.fatal) for problem in found] == [
+        (1, "torch_npu.contrib.missing", True),
         (2, "torchair.llm_datadist.create_npu_tensors", True),
         (3, "torchair.ge.Nothing", True),
         (6, "ge_config.oo_level", False),
@@ -99,6 +103,7 @@ def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
         (11, "mode", True),
         (12, "debug.graph_dmup.type", True),
         (15, "torch.npu.ExternalEvent", True),
+        (16, "torch.ops.npu.npu_grouped_matmul", True),
     ]
     shown = CliRunner().invoke(main, ["run", "--check", str(script)])
     assert shown.exit_code == 1
@@ -232,8 +237,51 @@ def test_code_that_says_cuda(tmp_path: Path) -> None:
         "with torch.cuda.amp.autocast(dtype=torch.bfloat16):\n"
         "    print(y.dtype, model(x).dtype, y.device.type)\n"
     )
-    ran = torchgraft_command("run", "--device", "cpu", "script.py", cwd=tmp_path)
-    assert ran.stdout == "torch.float16 torch.bfloat16 cpu\n", ran.stderr
+    auto: list[list[str]] = [] if torch.cuda.is_available() else [[]]
+    for options in [["--device", "cpu"], *auto]:
+        ran = torchgraft_command("run", *options, "script.py", cwd=tmp_path)
+        assert ran.stdout == "torch.float16 torch.bfloat16 cpu\n", ran.stderr
+
+
+@pytest.mark.feature("torch_npu", 'torch.distributed with backend="hccl"; DDP with device_ids')
+@pytest.mark.parametrize("kind", ["cpu", "npu"])
+def test_ranks_talk_by_the_name_of_hccl(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "script.py").write_text(
+        "import sys, torch, torch_npu\n"
+        "import torch.distributed as dist\n"
+        "rank = int(sys.argv[1])\n"
+        "torch.npu.set_device(rank)\n"
+        "dist.init_process_group('hccl', init_method='file://' + sys.argv[2], rank=rank,"
+        " world_size=2)\n"
+        "x = torch.full((2,), float(rank + 1), device=f'npu:{rank}')\n"
+        "dist.all_reduce(x)\n"
+        "parts = [torch.zeros(1, device=x.device) for _ in range(2)]\n"
+        "dist.all_gather(parts, torch.tensor([rank + 5.0], device=x.device))\n"
+        "assert [one.item() for one in parts] == [5.0, 6.0]\n"
+        "dist.barrier()\n"
+        "torch.manual_seed(0)\n"
+        "model = torch.nn.Linear(2, 2).npu()\n"
+        "model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])\n"
+        "model(x * (rank + 1)).sum().backward()\n"
+        "print(x.tolist(), model.module.weight.grad.tolist(), dist.get_backend())\n"
+        "dist.destroy_process_group()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHGRAFT_NPU_DEVICES": "2"}
+    command = [sys.executable, "-m", "torchgraft", "run", "--device", kind, "script.py"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store")],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        said, wrong = rank.communicate(timeout=300)
+        assert said == "[3.0, 3.0] [[4.5, 4.5], [4.5, 4.5]] hccl\n", wrong
 
 
 @pytest.mark.feature("torch_npu", "testing: TestCase, run_tests, SupportedDevices")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from torchgraft import compat
 from torchgraft.compat import common
 from torchgraft.compat.air.config import CompilerConfig, NpuGraphExConfig
 from torchgraft.compat.options import Section
-from torchgraft.compat.refused import REFUSED
+from torchgraft.compat.refused import FUSED, REFUSED
 from torchgraft.errors import NotOnThisDevice, first_line
 
 
@@ -98,6 +99,8 @@ def _missing(name: str) -> str | None:
     for known, nearest in REFUSED.items():
         if name == known or name.startswith(f"{known}."):
             return nearest
+    if name.startswith("torch.ops.npu."):  # whatever it is when the script runs, if it is known
+        return FUSED.get(name.removeprefix("torch.ops.npu."))
     head, *rest = name.split(".")
     if name.startswith("torch.npu."):
         return common.REFUSED.get(rest[1])
@@ -114,10 +117,11 @@ def _missing(name: str) -> str | None:
         except NotOnThisDevice as error:
             return error.nearest
         except AttributeError:
-            try:
-                held = importlib.import_module(walked)
-            except ImportError:
+            if importlib.util.find_spec(walked) is None:
                 return "there is nothing of this name; is it private, or of another version?"
+            if walked == name:
+                return None  # a module: importing it may change the process (`transfer_to_npu`)
+            held = importlib.import_module(walked)
     return None
 
 

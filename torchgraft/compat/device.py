@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from torchgraft.errors import NotOnThisDevice, UnknownName
@@ -17,6 +18,7 @@ from torchgraft.errors import NotOnThisDevice, UnknownName
 VARIABLE = "TORCHGRAFT_DEVICE"
 """Where a process, and those it starts, learn which device stands for the NPU."""
 CHOICES = ("auto", "cpu", "cuda", "npu")
+_has_cuda = torch.cuda.is_available  # torch's own: `transfer_to_npu` puts another in its place
 
 
 class Mapped(TorchFunctionMode):
@@ -59,8 +61,8 @@ def kind() -> str:
     if wanted not in CHOICES:
         raise UnknownName("device", wanted, CHOICES, where=VARIABLE)
     if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda" and not torch.cuda.is_available():
+        return "cuda" if _has_cuda() else "cpu"
+    if wanted == "cuda" and not _has_cuda():
         raise NotOnThisDevice(f"{VARIABLE}=cuda (no CUDA device is here)", "Use cpu, or auto.")
     return wanted
 
@@ -93,6 +95,8 @@ def activate() -> None:
     _set(threading.Thread, "start", _in_threads(chosen, threading.Thread.start))
     _set(torch.amp.autocast, "__init__", autocasts(lambda name: mapped(name, chosen)))
     _set(torch, "Generator", _generators(chosen))
+    if chosen == "cpu":
+        _set(DistributedDataParallel, "__init__", _without_ids(DistributedDataParallel.__init__))
     _files()
 
 
@@ -163,6 +167,23 @@ def _generators(chosen: str) -> Any:
             return plain(mapped(device, chosen))
 
     return Generator
+
+
+def _without_ids(plain: Callable[..., None]) -> Callable[..., None]:
+    """`DistributedDataParallel(model, device_ids=[0])` of a model on a CPU, which has no number."""
+
+    @functools.wraps(plain)
+    def init(
+        self: Any,
+        module: Any,
+        device_ids: Any = None,
+        output_device: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        plain(self, module, None, None, *args, **kwargs)
+
+    return init
 
 
 def _in_threads(chosen: str, start: Callable[..., None]) -> Callable[..., None]:

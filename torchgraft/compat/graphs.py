@@ -306,16 +306,16 @@ class graph:
 
     def __enter__(self) -> None:
         _synchronize()
-        self.stream.__enter__()
-        self.graph.capture_begin(self.pool, self.mode)
+        with contextlib.ExitStack() as inside:
+            inside.enter_context(self.stream)
+            self.graph.capture_begin(self.pool, self.mode)
+            self._inside = inside.pop_all()
 
     def __exit__(self, *error: Any) -> None:
-        try:
+        with self._inside:
             self.graph.capture_end()
             if error[0] is not None:
                 self.graph.reset()
-        finally:
-            self.stream.__exit__(None, None, None)
 
 
 def graph_pool_handle() -> tuple[int, int]:

@@ -270,7 +270,7 @@ def npu_incre_flash_attention(a: Any) -> Tensor:
     return _infer("npu_incre_flash_attention", a, layouts, lengths, a.scale_value)[0]
 
 
-@reference(
+_SCORE = (
     "npu_fused_infer_attention_score(Tensor query, Tensor key, Tensor value, *, "
     "Tensor? pse_shift=None, Tensor? atten_mask=None, SymInt[]? actual_seq_lengths=None, "
     "SymInt[]? actual_seq_lengths_kv=None, Tensor? dequant_scale1=None, "
@@ -285,9 +285,11 @@ def npu_incre_flash_attention(a: Any) -> Tensor:
     'int pre_tokens=2147483647, int next_tokens=2147483647, str input_layout="BSH", '
     "int num_key_value_heads=0, int sparse_mode=0, int inner_precise=0, int block_size=0, "
     "int antiquant_mode=0, bool softmax_lse_flag=False, int key_antiquant_mode=0, "
-    "int value_antiquant_mode=0) -> (Tensor, Tensor)",
-    by_name=True,
+    "int value_antiquant_mode=0) -> (Tensor, Tensor)"
 )
+
+
+@reference(_SCORE, by_name=True)
 def npu_fused_infer_attention_score(a: Any) -> tuple[Tensor, Tensor]:
     """Attention of a prompt or of a new token, over tensors or a cache of blocks; the second result
     is the log of the sum of exponentials of each row where it is asked for, else one zero."""
@@ -295,3 +297,28 @@ def npu_fused_infer_attention_score(a: Any) -> tuple[Tensor, Tensor]:
     layouts = ["BSH", "BSND", "BNSD", "BNSD_BSND", "TND"]
     out, lse = _infer("npu_fused_infer_attention_score", a, layouts, lengths, a.scale)
     return out, lse if a.softmax_lse_flag else a.query.new_zeros(1, dtype=torch.float32)
+
+
+@reference(
+    _SCORE.replace("score(", "score.out(").replace(
+        ") -> (Tensor, Tensor)", ", Tensor? workspace=None, Tensor(a!)[] out) -> ()"
+    ),
+    by_name=True,
+)
+def npu_fused_infer_attention_score_out(a: Any) -> None:
+    """Likewise, into two tensors; a workspace is not needed."""
+    given = {name: value for name, value in vars(a).items() if name not in ("workspace", "out")}
+    results = torch.ops.npu.npu_fused_infer_attention_score(**given)
+    for held, result in zip(a.out, results, strict=True):
+        held.copy_(result)
+
+
+@reference(
+    _SCORE.replace("npu_", "_npu_", 1)
+    .replace("score(", "score_get_max_workspace(")
+    .replace("(Tensor, Tensor)", "Tensor"),
+    by_name=True,
+)
+def npu_fused_infer_attention_score_get_max_workspace(a: Any) -> Tensor:
+    """An empty tensor."""
+    return a.query.new_empty(0)  # type: ignore[no-any-return]

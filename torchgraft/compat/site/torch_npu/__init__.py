@@ -12,19 +12,20 @@ from typing import Any
 
 import torch
 
-from torchgraft.compat import backends, device, fused, refused
+from torchgraft.compat import backends, device, fused, hccl, refused
 from torchgraft.errors import NotOnThisDevice
 from torchgraft.op import plugin
 
 device.activate()
 backends.register()
+hccl.register()
 npu: Any = torch.npu  # type: ignore[attr-defined]
 sys.modules[f"{__name__}.npu"] = npu
 sys.modules[f"{__name__}.npu.amp"] = npu.amp
 
-from torch_npu import profiler, utils  # noqa: E402  (they need the device)
+from torch_npu import optim, profiler, utils  # noqa: E402  (they need the device)
 
-__all__ = ["npu", "profiler", "utils"]
+__all__ = ["npu", "optim", "profiler", "utils"]
 __version__ = torch.__version__.split("+")[0]
 
 if Path(plugin.FOLDER).is_dir():

@@ -1,0 +1,1 @@
+"""What tests of operators are written with."""
