@@ -55,6 +55,7 @@ class Captured:
         self._entries: collections.OrderedDict[Any, _Entry] = collections.OrderedDict()
         self._lock = threading.Lock()
         self._refused = self._warm = False
+        self._last: torch.cuda.Stream | None = None  # of the call before
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         if self._refused or torch.cuda.is_current_stream_capturing():
@@ -71,7 +72,15 @@ class Captured:
                     self._entries.popitem(last=False)
             else:
                 self._entries.move_to_end(key)
+            self._take_turn()
             return self._replay(entry, args)
+
+    def _take_turn(self) -> None:
+        """Let this call's stream wait for the call before: they share the graph's memory."""
+        stream = torch.cuda.current_stream()
+        if self._last is not None and stream != self._last:
+            stream.wait_stream(self._last)
+        self._last = stream
 
     def _key(self, index: int, arg: Any) -> Any:
         if not isinstance(arg, Tensor):
