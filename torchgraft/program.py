@@ -236,10 +236,10 @@ def _link(
 ) -> Program:
     linker = kind(gm, config, role, report, functools.partial(_assemble, linker=kind))
     plan = linker.plan()
-    if report.device == "cpu" and config.adversary is None and not plan.collectives:
+    fresh = kind is Linker and report.device == "cpu" and config.adversary is None
+    if fresh and not plan.collectives:
         from torchgraft.native import executor
 
-        streams.prove(plan)
         run = executor.walked(plan, linker.kernels, linker.constants)
         if run is not None:
             report.notes += [] if executor.NOTE in report.notes else [executor.NOTE]

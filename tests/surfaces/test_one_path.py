@@ -265,6 +265,16 @@ def test_an_operator_of_python_and_what_it_raises(
     assert program(torch.ones(2)).tolist() == [3, 3]
 
 
+def test_results_that_only_python_knows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHGRAFT_EXECUTOR", "native")
+    fresh = graft.compile(lambda x: (x + 1, "text", 2), (torch.ones(2),), mode="eager")
+    fresh.save(tmp_path / "p")
+    for program in (fresh, graft.load(tmp_path / "p")):
+        made = program(torch.ones(2))
+        assert (made[0].tolist(), *made[1:]) == ([2.0, 2.0], "text", 2)
+        assert NOTE not in program.report.notes
+
+
 def test_fresh_programs_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of operators alone, the caller's gradients kept out; generated code stays in Python."""
     monkeypatch.setenv("TORCHGRAFT_EXECUTOR", "native")

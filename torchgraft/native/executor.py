@@ -22,7 +22,7 @@ from torchgraft import _torch
 from torchgraft.errors import BadValue, NativeBuild, NotSavable
 from torchgraft.native import driver
 from torchgraft.package import codec
-from torchgraft.plan import Plan
+from torchgraft.plan import Buffer, Plan
 from torchgraft.run.host import Kernel
 
 CHOICES = ("auto", "python", "native")
@@ -48,14 +48,21 @@ def module() -> Any:
 
 
 def can_walk(plan: Plan, kernels: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether C++ runs every step: not where ranks must agree first. A stream's thread there could
-    not tell what Python raised, so no operator that may be Python's is called on several."""
+    """Whether C++ runs every step, and gives what Python would: not where ranks must agree first,
+    or a result is text. A stream's thread there could not tell what Python raised, so no operator
+    that may be Python's is called on several."""
     for kernel in kernels:
         if kernel["kind"] == "higher" and kernel["name"] not in _HIGHER:
             return False
         if kernel["kind"] == "op" and len(plan.streams) > 1 and not codec.is_torchs(kernel["name"]):
             return False
-    return not plan.collectives
+    return not plan.collectives and _are_numbers(plan.outputs)
+
+
+def _are_numbers(results: Any) -> bool:
+    if isinstance(results, (list, tuple)):
+        return all(map(_are_numbers, results))
+    return results is None or isinstance(results, (Buffer, bool, int, float, complex))
 
 
 def walked(
@@ -80,9 +87,9 @@ def walked(
         return None
     try:
         text = json.dumps({"plan": codec.plan(plan), "kernels": called, "constants": bound})
-    except NotSavable:  # of an argument that only Python knows
+        run: _torch.Flat = found.link(text, 0, values, [], {}, "cpu")
+    except (NotSavable, RuntimeError):  # an argument, or an operator, that only Python knows
         return None
-    run: _torch.Flat = found.link(text, 0, values, [], {}, "cpu")
     return run
 
 

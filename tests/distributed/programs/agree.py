@@ -318,8 +318,7 @@ def a_file_runs_in_cpp() -> None:
     graft.compile(model, (x,), mode="eager").save(path := OUT / f"two{dist.get_rank()}.graft")
     engine = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
     error = raised(lambda: torch.ops.torchgraft.run_engine([x], engine), RuntimeError)
-    assert "'world'" in str(error), error
-    assert "c10d::register_process_group" in str(error), error
+    assert "the process group registered under the name world" in str(error), error
     _register_process_group("world", dist.group.WORLD)
     for _ in range(3):
         [made] = torch.ops.torchgraft.run_engine([x], engine)

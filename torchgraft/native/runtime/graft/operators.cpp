@@ -208,19 +208,6 @@ struct Collective : Call {
       bad("it talks to other ranks by " + kernel.name + ", which only Python does");
   }
 
-  void run(Frame& frame) const override {
-    try {
-      Call::run(frame);
-    } catch (const c10::Error& error) {
-      const c10::IValue group = step.args.empty() ? c10::IValue() : frame.fill(step.args.back());
-      const std::string said = error.what_without_backtrace();
-      if (!group.isString() || said.find("resolve the process group") == std::string::npos) throw;
-      throw Error("the program talks to the ranks of group " + quote(group.toStringRef()) +
-                  ", which this process has not.\nRegister it under that name: "
-                  "c10d::register_process_group(" + quote(group.toStringRef()) + ", group).");
-    }
-  }
-
   c10::IValue over(c10::IValue result) const override {
     if (!result.isTensorList()) return waited(result.toTensor());
     c10::List<at::Tensor> made;
