@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import tempfile
@@ -31,7 +32,7 @@ from torchgraft.package import codec, machine, tensors
 from torchgraft.package.archive import KEY, MANIFEST, WEIGHTS, Archive, write
 from torchgraft.package.codec import field, index, text
 from torchgraft.package.library import with_ints
-from torchgraft.package.view import graph_module, report
+from torchgraft.package.view import Links, attach, report
 from torchgraft.plan import Plan
 from torchgraft.program import Program, captured, link
 from torchgraft.run import host
@@ -142,11 +143,7 @@ class Loaded(Compiled):
 
     def place(self, name: str) -> torch.device:
         """The device here that a device of the package stands for."""
-        try:
-            named = torch.device(name)
-        except RuntimeError:
-            raise BadPackage(f"there is no device {name!r}") from None
-        return self._device if named.type == self._device.type != "cpu" else named
+        return _place(self._device, name)
 
     def library(self, member: str) -> str:
         """Where the library of a member was unpacked."""
@@ -202,10 +199,15 @@ class Loaded(Compiled):
             if runs is not None:
                 about.notes.append("its plan is walked in C++")
                 run = runs[gear.program]
+                links: Any = None
             else:
-                run = part.program(self._parts, values, made).run
-            none: Any = None  # there is no graph behind it, and nothing was linked from one
-            program = Program(none, part.plan, run, about, none)
+                inner = part.program(self._parts, values, made)
+                run, links = inner.run, inner.linker
+            none: Any = None  # its graph is read when somebody asks for it
+            bound = functools.partial(part.program, self._parts, values, {})
+            place = functools.partial(_place, self._device)
+            view = functools.partial(attach, self._archive, i, place, bound)
+            program = Program(none, part.plan, run, about, links, view=view)
             program.run = captured(program, self.config, gear.static, gear.written, about)
             programs.append(program)
         return programs
@@ -254,10 +256,8 @@ class Loaded(Compiled):
 
     def _view(self) -> None:
         """Read the graphs, which no call needs."""
-        data = self._archive.json("graph.json")
-        for i, program in enumerate(self._programs):
-            if program.gm is None:
-                program.gm = graph_module(data, i, self.place)
+        for program in self._programs:
+            program.view(program)
 
     def use_states(self, states: Mapping[str, Tensor]) -> None:
         """Read these tensors at each call, as a program does that was not frozen."""
@@ -324,6 +324,14 @@ class Loaded(Compiled):
         parts[WEIGHTS] = tensors.write({w.tensor: now[w.name] for w in self._weights})
         head = {k: v for k, v in self._archive.manifest.items() if k != "members"}
         write(path, head, parts)
+
+
+def _place(device: torch.device, name: str) -> torch.device:
+    try:
+        named = torch.device(name)
+    except RuntimeError:
+        raise BadPackage(f"there is no device {name!r}") from None
+    return device if named.type == device.type != "cpu" else named
 
 
 class _Weight:
@@ -395,14 +403,19 @@ class _Part:
             python += [k for k in kernels if k["kind"] == "op" and not codec.is_torchs(k["name"])]
         return not python and not self.plan.collectives
 
-    def link(self, values: Sequence[Tensor], branches: Sequence[Branch]) -> Any:
+    def bound(self, values: Sequence[Tensor], branches: Sequence[Branch]) -> Links:
+        """What its names mean with these weights."""
         kernels = {name: kernel.bind(values) for name, kernel in self.kernels.items()}
         held = iter(branches)
         constants = {
             name: values[what] if kind == "value" else next(held) if kind == "program" else what
             for name, (kind, what, _) in self.constants.items()
         }
-        return link(self.plan, kernels, constants, self.device)
+        return Links(kernels, constants)
+
+    def link(self, values: Sequence[Tensor], branches: Sequence[Branch]) -> Any:
+        links = self.bound(values, branches)
+        return link(self.plan, links.kernels, links.constants, self.device)
 
     def program(
         self, parts: Sequence[_Part], values: Sequence[Tensor], made: dict[int, Program]
@@ -413,8 +426,10 @@ class _Part:
                 if what not in made:
                     made[what] = parts[what].program(parts, values, made)
                 branches.append(Branch(made[what], *how))
-        none: Any = None  # there is no graph behind it, and nothing was linked from one
-        return Program(none, self.plan, self.link(values, branches), none, none)
+        none: Any = None  # there is no graph behind it
+        links: Any = self.bound(values, branches)
+        run = link(self.plan, links.kernels, links.constants, self.device)
+        return Program(none, self.plan, run, none, links)
 
 
 def _constant(data: Any, values: int, number: int) -> tuple[str, Any, Any]:
