@@ -8,7 +8,7 @@ import functools
 import logging
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,6 +55,8 @@ class Program:
     """The last `compiled.profile(...)`: what a page shows as measured."""
     choice: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of the config that `max-autotune` found to be better otherwise."""
+    view: Callable[[Program], None] = lambda program: None
+    """Reads what no call needs, where that was not done yet: the graph of one that was loaded."""
 
     def relink(self) -> None:
         """Run the plan with the linker's kernels as they are now."""

@@ -87,6 +87,18 @@ def test_an_option_with_a_typo_suggests(script: pathlib.Path) -> None:
     assert "--input" in result.output
 
 
+@pytest.mark.parametrize(
+    ("option", "typed", "meant"), [("--mode", "eagre", "eager"), ("--dump-format", "pbtx", "pbtxt")]
+)
+def test_a_value_with_a_typo_suggests(
+    script: pathlib.Path, option: str, typed: str, meant: str
+) -> None:
+    result = run("compile", script, "--input", "2x4", option, typed)
+    assert result.exit_code == 2
+    assert f"there is no {typed!r}. Did you mean {meant!r}? Known: " in result.output
+    assert "Did you mean" not in run("compile", script, option, "zzz").output
+
+
 # --- Inputs as text ---
 
 
@@ -115,10 +127,10 @@ def test_what_is_no_input(text: str) -> None:
 
 
 def test_an_unknown_dtype_suggests() -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'f32'"):
+    with pytest.raises(click.BadParameter, match="Did you mean 'f32'"):
         parsed("2:f23")
     result = run("explain", "some.pt", "--input", "2:f23")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "Did you mean 'f32'" in result.output
     assert "Traceback" not in result.output
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from samples import Stack, compiled, gate, large, twice
+from torch import Tensor
 from torch.fx import GraphModule
 
 import torchgraft as graft
@@ -174,3 +175,31 @@ def test_five_thousand_nodes_fit() -> None:
     text = page(data)
     assert len(text.encode()) < 5e6
     assert unpacked(text)["versions"]["name"][4999] == "node_4999"
+
+
+def priced(program: graft.Compiled) -> list[tuple[Any, ...]]:
+    kernels = program.report.data()["plan"]["kernels"]
+    return [(k["name"], k["stream"], k["bytes"], k["flops"], k["nodes"]) for k in kernels]
+
+
+@pytest.mark.parametrize(
+    "mode", ["eager", pytest.param("default", marks=pytest.mark.slow)], ids=str
+)
+def test_a_loaded_program_has_a_page_and_a_profile(tmp_path: pathlib.Path, mode: str) -> None:
+    """What a saved program keeps is what the page of the compiled one says of the plan."""
+
+    def model(x: Tensor) -> Tensor:
+        with graft.stream("side"):
+            left = torch.relu(x @ x)
+        return torch.topk(left + torch.tanh(x @ x.T), 2)[0]
+
+    x = torch.randn(8, 8)
+    program = graft.compile(model, (x,), mode=mode)
+    program.save(tmp_path / "model.graft")
+    loaded = graft.load(tmp_path / "model.graft")
+    assert priced(loaded) == priced(program)
+    profile = loaded.profile((x,), repeat=2)
+    assert {kernel.stream for kernel in profile.kernels} == {"main", "side"}
+    assert loaded.report.data()["plan"]["call"] == profile.seconds
+    loaded.report.html(tmp_path / "loaded.html")
+    torch.testing.assert_close(loaded(x), model(x))

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from torchgraft import progress
+from torchgraft.cli.choice import Choice
 from torchgraft.cli.model import Given, Job, job, options
 
 EAGER, THEIRS, OURS = "eager", "torch.compile", "torchgraft"
@@ -29,7 +30,7 @@ EAGER, THEIRS, OURS = "eager", "torch.compile", "torchgraft"
     show_default=True,
     help="Calls of each; they take turns.",
 )
-@click.option("--against", type=click.Choice([EAGER, THEIRS]), multiple=True, help="Only these.")
+@click.option("--against", type=Choice([EAGER, THEIRS]), multiple=True, help="Only these.")
 @click.option("--threads", type=int, help="For operators on CPU.  [default: torch's]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of table and plot.")
 def bench(

@@ -9,6 +9,7 @@ import time
 import click
 
 from torchgraft import progress
+from torchgraft.cli.choice import Choice
 from torchgraft.cli.model import Given, job, options
 from torchgraft.config import DUMP_FORMATS
 
@@ -19,7 +20,7 @@ from torchgraft.config import DUMP_FORMATS
 @click.option("--report", "page", help="Write the report, an HTML page.")
 @click.option("--dump", help="A folder for the graph after each step.")
 @click.option(
-    "--dump-format", "formats", type=click.Choice(DUMP_FORMATS), multiple=True, default=("txt",)
+    "--dump-format", "formats", type=Choice(DUMP_FORMATS), multiple=True, default=("txt",)
 )
 @click.option("--full", is_flag=True, help="Fail where something would run on ATen.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")

@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 
 import torchgraft as graft
 from torchgraft import progress
+from torchgraft.cli.choice import Choice
 from torchgraft.config import MODES
 from torchgraft.errors import UnknownName, first_line
 from torchgraft.fx import load, script
@@ -77,7 +78,7 @@ class InputType(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # cl
             highs.append(int(high) if high else None if dots else int(low))
         kind = found["dtype"] or "f32"
         if kind not in DTYPES:
-            raise UnknownName("dtype", kind, DTYPES, where=f"--input {value}")
+            self.fail(str(UnknownName("dtype", kind, DTYPES)), param, ctx)
         spec = graft.Input(min_shape=lows, max_shape=highs, dtype=DTYPES[kind])
         return Given(found["name"], spec)
 
@@ -117,7 +118,7 @@ def options(fn: F) -> F:
             type=DeviceType(),
             help="Where to run: cpu, cuda, cuda:1.  [default: the model's own]",
         ),
-        click.option("--mode", type=click.Choice(MODES), default="default", show_default=True),
+        click.option("--mode", type=Choice(MODES), default="default", show_default=True),
         click.option(
             "--input",
             "inputs",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from torchgraft.cli.choice import Choice
 from torchgraft.native import build
 from torchgraft.native.driver import targets
 
 
 @click.command()
-@click.argument("target", type=click.Choice(targets()), default="runtime")
+@click.argument("target", type=Choice(targets()), default="runtime")
 def native(target: str) -> None:
     """Build the C++ runtime (or find it built), and print its root.
 

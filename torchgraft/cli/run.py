@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from torchgraft import compat
+from torchgraft.cli.choice import Choice
 from torchgraft.compat import check as checks
 from torchgraft.compat import device as devices
 from torchgraft.compat import settings
@@ -26,12 +27,12 @@ _force = click.option("--force", is_flag=True, help="Hide Ascend packages that a
 )
 @click.option(
     "--device",
-    type=click.Choice(devices.CHOICES),
+    type=Choice(devices.CHOICES),
     default="auto",
     show_default=True,
     help="What stands for the NPU; npu: the simulated one.",
 )
-@click.option("--mode", type=click.Choice(MODES), help="Compile everything in this mode.")
+@click.option("--mode", type=Choice(MODES), help="Compile everything in this mode.")
 @click.option("--ops", type=click.Path(file_okay=False), help="The folder of op-plugin operators.")
 @click.option("--check", is_flag=True, help="List what will not work, and run nothing.")
 @_force

@@ -33,7 +33,7 @@ def costs(program: Program) -> list[Cost]:
 def _node(launch: Launch, makers: dict[Buffer, Node], program: Program) -> list[Node]:
     """The node of a single call: the one that made its output, or that takes its arguments."""
     for out in launch.outputs:
-        if out is not None:
+        if out is not None and out in makers:
             node = makers[out]
             source = node.args[0] if launch.unpack else node
             return [source if isinstance(source, Node) else node]

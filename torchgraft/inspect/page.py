@@ -58,6 +58,9 @@ def write_into(folder: str, report: Report) -> pathlib.Path:
         return path
 
 
+_COUNTED = "it was loaded: a package keeps how much each pass changed, not what"
+
+
 def page(content: dict[str, Any]) -> str:
     """The page that shows this data. It travels compressed, as text that no parser can mistake."""
     packed = gzip.compress(json.dumps(content, separators=(",", ":")).encode(), 6, mtime=0)
@@ -78,6 +81,7 @@ def data(report: Report) -> dict[str, Any]:
     program = report.program()
     if program is None:
         raise NoProgram(report.name)
+    program.view(program)
     versions, steps = _steps(program)
     return {
         "name": report.name,
@@ -90,7 +94,7 @@ def data(report: Report) -> dict[str, Any]:
         "coverage": report.coverage,
         "compiled": len(report.compiled),
         "regions": len(report.regions),
-        "notes": list(report.notes),
+        "notes": [*report.notes, *([] if program.history.changes else [_COUNTED])],
         "versions": versions.packed(),
         **steps,
         "placed": [dataclasses.asdict(node) for node in report.nodes],
@@ -142,6 +146,9 @@ def _steps(program: Program) -> tuple[Versions, dict[str, Any]]:
                 "miss": "",
             }
         )
+    if not program.history.changes:  # a package keeps what was counted
+        known = [{**step, "diff": {"added": [], "removed": [], "changed": []}} for step in known]
+        return versions, {"final": final, "steps": known}
     for step, change in zip(known, program.history.changes, strict=True):
         step["diff"] = {
             "added": sorted(node.name for node in change.added),

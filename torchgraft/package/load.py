@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import tempfile
@@ -32,7 +33,7 @@ from torchgraft.package import codec, machine, tensors
 from torchgraft.package.archive import KEY, MANIFEST, WEIGHTS, Archive, write
 from torchgraft.package.codec import field, index, text
 from torchgraft.package.library import with_ints
-from torchgraft.package.view import graph_module, report
+from torchgraft.package.view import Links, attach, report
 from torchgraft.plan import Plan
 from torchgraft.program import Program, captured, link
 from torchgraft.run import host
@@ -144,11 +145,7 @@ class Loaded(Compiled):
 
     def place(self, name: str) -> torch.device:
         """The device here that a device of the package stands for."""
-        try:
-            named = torch.device(name)
-        except RuntimeError:
-            raise BadPackage(f"there is no device {name!r}") from None
-        return self._device if named.type == self._device.type != "cpu" else named
+        return _place(self._device, name)
 
     def library(self, member: str) -> str:
         """Where the library of a member was unpacked."""
@@ -215,10 +212,15 @@ class Loaded(Compiled):
             if runs is not None:
                 about.notes.append(executor.NOTE)
                 run = runs[gear.program]
+                links: Any = None
             else:
-                run = part.program(self._parts, values, made).run
-            none: Any = None  # there is no graph behind it, and nothing was linked from one
-            program = Program(none, part.plan, run, about, none)
+                inner = part.program(self._parts, values, made)
+                run, links = inner.run, inner.linker
+            none: Any = None  # its graph is read when somebody asks for it
+            bound = functools.partial(part.program, self._parts, values, {})
+            place = functools.partial(_place, self._device)
+            view = functools.partial(attach, self._archive, i, place, bound)
+            program = Program(none, part.plan, run, about, links, view=view)
             program.run = captured(
                 program, self.config, static=gear.static, written=gear.written, fixed=False
             )
@@ -270,10 +272,8 @@ class Loaded(Compiled):
 
     def _view(self) -> None:
         """Read the graphs, which no call needs."""
-        data = self._archive.json("graph.json")
-        for i, program in enumerate(self._programs):
-            if program.gm is None:
-                program.gm = graph_module(data, i, self.place)
+        for program in self._programs:
+            program.view(program)
 
     def use_states(self, states: Mapping[str, Tensor]) -> None:
         """Read these tensors at each call, as a program does that was not frozen."""
@@ -342,6 +342,14 @@ class Loaded(Compiled):
         write(path, head, parts)
 
 
+def _place(device: torch.device, name: str) -> torch.device:
+    try:
+        named = torch.device(name)
+    except RuntimeError:
+        raise BadPackage(f"there is no device {name!r}") from None
+    return device if named.type == device.type != "cpu" else named
+
+
 class _Weight:
     """An entry of `weights`."""
 
@@ -398,14 +406,19 @@ class _Part:
             if name not in self.constants:
                 raise BadPackage(f"nothing says what constant {name!r} is")
 
-    def link(self, values: Sequence[Tensor], branches: Sequence[Branch]) -> Any:
+    def bound(self, values: Sequence[Tensor], branches: Sequence[Branch]) -> Links:
+        """What its names mean with these weights."""
         kernels = {name: kernel.bind(values) for name, kernel in self.kernels.items()}
         held = iter(branches)
         constants = {
             name: values[what] if kind == "value" else next(held) if kind == "program" else what
             for name, (kind, what, _) in self.constants.items()
         }
-        return link(self.plan, kernels, constants, self.device)
+        return Links(kernels, constants)
+
+    def link(self, values: Sequence[Tensor], branches: Sequence[Branch]) -> Any:
+        links = self.bound(values, branches)
+        return link(self.plan, links.kernels, links.constants, self.device)
 
     def program(
         self, parts: Sequence[_Part], values: Sequence[Tensor], made: dict[int, Program]
@@ -416,8 +429,10 @@ class _Part:
                 if what not in made:
                     made[what] = parts[what].program(parts, values, made)
                 branches.append(Branch(made[what], *how))
-        none: Any = None  # there is no graph behind it, and nothing was linked from one
-        return Program(none, self.plan, self.link(values, branches), none, none)
+        none: Any = None  # there is no graph behind it
+        links: Any = self.bound(values, branches)
+        run = link(self.plan, links.kernels, links.constants, self.device)
+        return Program(none, self.plan, run, none, links)
 
 
 def _constant(data: Any, values: int, number: int) -> tuple[str, Any, Any]:

@@ -125,7 +125,7 @@ def pack(compiled: Compiled, weights: Mapping[str, Tensor]) -> Package:
         stored = {entry["tensor"]: prepare.weights[entry["tensor"]] for entry in body["weights"]}
         members = {
             "program.json": _json(body),
-            "graph.json": _json([_graph(program.gm) for program in programs]),
+            "graph.json": _json([_graph(program) for program in programs]),
             "report.json": _json([_report(program.report) for program in programs]),
             **{name: Path(path).read_bytes() for name, path in writer.libraries.items()},
             archive.WEIGHTS: tensors.write(stored),
@@ -305,8 +305,9 @@ def _report(report: Report) -> dict[str, Any]:
     return dataclasses.asdict(dataclasses.replace(report, program=None)) | {"program": None}  # type: ignore[arg-type]
 
 
-def _graph(gm: GraphModule) -> list[dict[str, Any]]:
-    """Every node as JSON; operators by name, values by type."""
+def _graph(program: Program) -> list[dict[str, Any]]:
+    """Every node as JSON; operators by name, values by type and by their number in the plan."""
+    numbers = program.linker.numbers
     return [
         {
             "name": node.name,
@@ -318,8 +319,9 @@ def _graph(gm: GraphModule) -> list[dict[str, Any]]:
             "type": meta.describe(node.meta.get("val")),
             "val": _typed(node.meta.get("val")),
             "line": meta.source_line(node),
+            "buffer": numbers[node].index if node in numbers else None,
         }
-        for node in gm.graph.nodes
+        for node in program.gm.graph.nodes
     ]
 
 

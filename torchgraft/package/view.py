@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -12,10 +12,59 @@ from torch.fx import Graph, GraphModule, Node
 from torchgraft import _torch
 from torchgraft.errors import BadPackage
 from torchgraft.package import codec
+from torchgraft.package.archive import Archive
 from torchgraft.package.codec import field
+from torchgraft.plan import Buffer
+from torchgraft.program import Program
 from torchgraft.report import Conversion, Placed, Report, Step, Trial
+from torchgraft.run.host import Kernel
 
 T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class Unit:
+    """A region, or a call on its own."""
+
+    name: str
+    nodes: list[Node]
+
+
+@dataclasses.dataclass
+class Links:
+    """What pages and profiles ask a linker for, of a program that was loaded."""
+
+    kernels: Mapping[str, Kernel]
+    constants: Mapping[str, Any]
+    numbers: dict[Node, Buffer] = dataclasses.field(default_factory=dict)
+    units: list[Unit] = dataclasses.field(default_factory=list)
+
+    def read(self, gm: GraphModule, placed: Sequence[Placed]) -> None:
+        """Learn which node each value is, and which region it is computed in."""
+        nodes = {node.name: node for node in gm.graph.nodes}
+        self.numbers = {n: n.meta["buffer"] for n in nodes.values() if "buffer" in n.meta}
+        units: dict[str, list[Node]] = {}
+        for one in placed:
+            if one.node in nodes:  # a branch's have a graph of their own
+                units.setdefault(one.region, []).append(nodes[one.node])
+        self.units = [Unit(name, members) for name, members in units.items()]
+
+
+def attach(
+    archive: Archive,
+    number: int,
+    place: codec.Device,
+    bound: Callable[[], Program],
+    program: Program,
+) -> None:
+    """Give a loaded program its graph, and what pages and profiles ask for."""
+    if program.gm is not None:
+        return
+    if program.linker is None:  # C++ walks it: a profile does not
+        program.linker = bound().linker
+    program.gm = graph_module(archive.json("graph.json"), number, place)
+    links: Any = program.linker
+    links.read(program.gm, program.report.nodes)
 
 
 def report(data: Any, index: int, name: str, front_end: str, mode: str) -> Report:
@@ -64,6 +113,8 @@ def graph_module(data: Any, index: int, device: codec.Device) -> GraphModule:
         if entry.get("line"):
             file, _, line = str(entry["line"]).rpartition(":")
             node.meta["stack_trace"] = f'File "{file}", line {line}'
+        if isinstance(entry.get("buffer"), int):
+            node.meta["buffer"] = Buffer(entry["buffer"])
         nodes[name] = node
     made = GraphModule(root, graph)
     made.meta["fake_mode"] = mode
