@@ -25,10 +25,12 @@ the same with 14 (docs/performance.md)."""
 def as_products(gm: GraphModule, mode: Any) -> None:
     """Replace small two-dimensional convolutions with constant weights on CPU by products.
     `mode` is the fake mode of the graph's values."""
-    gm.meta.setdefault("fake_mode", mode)
-    for node in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):
+    found = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    gm.meta["fake_mode"] = mode
+    for node in found:
         if _is_small(*node.args, out=node.meta["val"]):
             _Convolution(gm, node).replace()
+    del gm.meta["fake_mode"]  # Inductor's cache key holds `meta`, and no mode can be pickled
 
 
 def _is_small(
