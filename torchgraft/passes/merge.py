@@ -27,8 +27,8 @@ aten = torch.ops.aten
 
 SMALL = {"cpu": 4e6, "cuda": 1e9}
 """Up to so many floating-point operations a product is merged with others. On CPU, eight experts of
-2 million gain 1.3 times, eight towers of 8 million lose 1.2 times, and wider ones 3 to 15 % (the
-tables in docs/performance.md). The second is chosen, not measured."""
+2 million gain 1.3 times, eight towers of 8 million lose 1.2 times, and wider ones 3 to 6 %
+(docs/performance.md). The second is chosen, not measured."""
 
 _PRODUCTS: dict[Any, int] = {
     aten.addmm.default: 1,
