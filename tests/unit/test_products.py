@@ -121,6 +121,40 @@ def test_a_product_that_only_a_library_has_does_not_spoil_its_region() -> None:
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("constant", [True, False])
+def test_a_batched_product_is_generated_where_its_weights_are_constant(
+    monkeypatch: pytest.MonkeyPatch, constant: bool
+) -> None:
+    class Batched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.Parameter(torch.randn(4, 32, 48))
+            self.linear = nn.Linear(32, 48)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weights = self.weights if constant else x.sin().transpose(1, 2).contiguous()
+            return torch.bmm(x, weights).sum() + self.linear(x[0])
+
+    monkeypatch.setattr(generator, "is_amd", lambda: True)
+    monkeypatch.setattr(inductor, "FEW_FLOPS", 1)
+    given: list[tuple[float, bool]] = []
+
+    def generates(flops: float, is_constant: bool) -> bool:
+        given.append((flops, is_constant))
+        return is_constant
+
+    monkeypatch.setattr(inductor, "_generates", generates)
+    model, x = Batched().eval(), torch.randn(4, 24, 32)
+    compiled = graft.compile(model, (x,))
+    expected = [
+        (2.0 * 24 * 32 * 48, True),
+        (2.0 * 4 * 24 * 32 * (48 if constant else 24), constant),
+    ]
+    assert sorted(given) == sorted(expected)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+
+
 def test_gcc_keeps_sums_in_registers() -> None:
     from torch._inductor import cpp_builder
 
@@ -182,6 +216,7 @@ def test_other_convolutions_are_a_librarys() -> None:
     assert kept(nn.Conv2d(4, 4, 3).double(), x.double())
     assert kept(nn.Conv2d(4, 4, 3), x, freeze=False)
     assert kept(nn.Conv2d(64, 64, 3), torch.randn(1, 64, 32, 32))  # 66 million operations
+    assert kept(nn.Sequential(nn.Conv2d(4, 64, 1), nn.Conv2d(64, 64, 3)), torch.randn(1, 4, 32, 32))
 
 
 def x_mode(gm: torch.fx.GraphModule) -> object:

@@ -152,8 +152,7 @@ def laid_out() -> Any:
 def _untimed(generates: Callable[[float, bool], bool]) -> Iterator[None]:
     """Inductor has one choice for each product and so need not time any."""
     from torch._inductor import ir
-    from torch._inductor.codegen.cpp_template_kernel import CppTemplateCaller
-    from torch._inductor.select_algorithm import get_algorithm_selector_cache
+    from torch._inductor.select_algorithm import ExternKernelCaller, get_algorithm_selector_cache
     from torch._inductor.virtualized import V
 
     def held(node: Any) -> bool:
@@ -162,8 +161,8 @@ def _untimed(generates: Callable[[float, bool], bool]) -> Iterator[None]:
         return isinstance(node, ir.ConstantBuffer) and node.get_name() in V.graph.constants
 
     def choose(choices: list[Any]) -> list[Any]:
-        generated = [choice for choice in choices if isinstance(choice, CppTemplateCaller)]
-        libraries = [choice for choice in choices if choice not in generated][:1]
+        libraries = [c for c in choices if isinstance(c, ExternKernelCaller)][:1]
+        generated = [c for c in choices if not isinstance(c, ExternKernelCaller)][:1]
         if not generated or not libraries:
             return generated or libraries
         [library] = libraries

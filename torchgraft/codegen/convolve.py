@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 
 from torchgraft._torch import generator
 from torchgraft.fx import meta
+from torchgraft.fx.cost import flops_of
 
 aten = torch.ops.aten
 
@@ -23,12 +24,16 @@ the same with 14 (docs/performance.md)."""
 
 
 def as_products(gm: GraphModule, mode: Any) -> None:
-    """Replace small two-dimensional convolutions with constant weights on CPU by products.
-    `mode` is the fake mode of the graph's values."""
-    gm.meta.setdefault("fake_mode", mode)
-    for node in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):
-        if _is_small(*node.args, out=node.meta["val"]):
-            _Convolution(gm, node).replace()
+    """Replace small two-dimensional convolutions with constant weights on CPU by products, where
+    they are most of the work of all. `mode` is the fake mode of the graph's values."""
+    found = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    small = [node for node in found if _is_small(*node.args, out=node.meta["val"])]
+    if 2 * sum(map(flops_of, small)) <= sum(map(flops_of, found)):
+        return  # little to gain, and a kernel to compile for each: 25 of them in GoogLeNet
+    gm.meta["fake_mode"] = mode
+    for node in small:
+        _Convolution(gm, node).replace()
+    del gm.meta["fake_mode"]  # Inductor's cache key holds `meta`, and no mode can be pickled
 
 
 def _is_small(

@@ -111,7 +111,11 @@ GPT-2, it is memory that decides, and MKL's packed weights were faster."""
 MANY_FLOPS = 8e6
 """From so many operations a product on, oneDNN beats MKL on a processor that is not Intel's; below,
 a call of it costs 15 us more."""
-_PRODUCTS = {torch.ops.aten.addmm.default: 1, torch.ops.aten.mm.default: 0}  # where the rows are
+_PRODUCTS = {  # where the rows are
+    torch.ops.aten.addmm.default: 1,
+    torch.ops.aten.mm.default: 0,
+    torch.ops.aten.bmm.default: 0,
+}
 
 
 def _products(gm: GraphModule) -> list[tuple[int, int]]:
@@ -120,9 +124,10 @@ def _products(gm: GraphModule) -> list[tuple[int, int]]:
     for node in gm.graph.nodes:
         if node.target in _PRODUCTS:
             data, weight = node.args[_PRODUCTS[node.target] :][:2]
-            rows = data.meta["val"]
-            if rows.device.type == "cpu" and isinstance(rows.shape[0], int) and _is_held(weight):
-                found.append((rows.shape[0], flops_of(node)))
+            value = data.meta["val"]
+            rows = value.shape[-2]
+            if value.device.type == "cpu" and isinstance(rows, int) and _is_held(weight):
+                found.append((rows, flops_of(node)))
     return found
 
 
