@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
-from torchgraft._torch import generator
+from torchgraft._torch import aot
 from torchgraft.codegen import inductor
 from torchgraft.config import Config
 from torchgraft.errors import NotSavable
@@ -34,7 +35,7 @@ class Library:
     int_outputs: Sequence[bool]
 
     def __post_init__(self) -> None:
-        run = generator.aot_load(self.path, self.device, self.constants)
+        run = aot.load(self.path, self.device, self.constants)
         self.run = with_ints(run, self.ints, self.int_outputs)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
@@ -78,6 +79,26 @@ def _carried(gm: GraphModule, values: Sequence[Any]) -> list[Any]:
     return carried
 
 
+class _Trial:
+    """Whether libraries for CUDA can be loaded on this machine, found out with the first one. A
+    region whose library cannot be runs on ATen."""
+
+    def __init__(self) -> None:
+        self._lock, self._crash, self._known = threading.Lock(), "", False
+
+    def check(self, path: str | None = None) -> None:
+        with self._lock:
+            if not self._known and path is not None:
+                self._crash, self._known = aot.crash(path) or "", True
+        if self._crash:
+            raise NotSavable(
+                f"a library for CUDA ends the process that loads it: {self._crash}", ""
+            )
+
+
+_CUDA = _Trial()
+
+
 class LibraryLinker(Linker):
     """Compiles every region to a library in `gm.meta["folder"]`."""
 
@@ -86,12 +107,16 @@ class LibraryLinker(Linker):
     ) -> _torch.Flat:
         values = [node.meta["val"] for node in inputs]
         made = [node.meta["val"] for node in inner.graph.output_node().args[0]]  # type: ignore[union-attr]
+        kinds = [v.device for v in (*values, *made) if isinstance(v, Tensor)]
+        device = next((d for d in kinds if d.type != "cpu"), torch.device("cpu"))
+        if device.type == "cuda":
+            _CUDA.check()
         path = os.path.join(self.gm.meta["folder"], f"region{next(_NUMBERS)}", "region.so")
         prepare = self.gm.meta["prepare"]
         carried = _carried(inner, values)
         gm = decompose(inner, carried, _torch.inductor_decompositions())
         options = inductor.options_for(carried, config or self.config)
-        constants = generator.aot_compile(
+        constants = aot.compile(
             gm,
             carried,
             options=options,
@@ -99,8 +124,8 @@ class LibraryLinker(Linker):
             folded=prepare.folded,
             onednn=inductor.by_onednn(gm),
         )
-        kinds = [v.device for v in (*values, *made) if isinstance(v, Tensor)]
-        device = next((d for d in kinds if d.type != "cpu"), torch.device("cpu"))
+        if device.type == "cuda":
+            _CUDA.check(path)
         return Library(path, device, constants, _ints(values), _ints(made))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchgraft import _torch
-from torchgraft._torch import generator, groups
+from torchgraft._torch import aot, groups
 from torchgraft.compile import Compiled, check_weights
 from torchgraft.config import MODES, Config
 from torchgraft.errors import (
@@ -470,7 +470,7 @@ class _Kernel:
         if self.path is None:
             return host.Kernel(self.target)
         bound = {name: values[at] for name, at in self.constants.items()}
-        run = generator.aot_load(self.path, self.device, bound)
+        run = aot.load(self.path, self.device, bound)
         return host.Kernel(with_ints(run, self.ints, self.int_outputs), boxed=True)
 
 
