@@ -4,6 +4,6 @@ from mindietorch import _compile_spec, _enums, npu
 from torchgraft.compat.aie import names
 from torchgraft.compat.aie.names import *  # noqa: F403
 
-__all__ = [*names.__all__, "_compile_spec", "_enums", "npu"]  # noqa: PLE0604
+__all__ = [*names.__all__, "_compile_spec", "_enums", "npu"]
 
 names.activate()
