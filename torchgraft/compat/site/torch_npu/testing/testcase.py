@@ -35,7 +35,7 @@ class TestCase(unittest.TestCase):
         if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
             torch.testing.assert_close(first, second, msg=msg, **kwargs)
         else:
-            super().assertEqual(first, second, msg)  # noqa: PT009
+            super().assertEqual(first, second, msg)  # noqa: PT009  (it is a unittest one)
 
 
 def run_tests() -> None:
