@@ -27,7 +27,7 @@ from torchgraft.run.host import Kernel
 
 CHOICES = ("auto", "python", "native")
 NOTE = "its plan is walked in C++"
-_HIGHER = ("auto_functionalized_v2", "cond", "while_loop")
+_CONTROL = ("cond", "while_loop")
 _LOCK = threading.Lock()  # a module in C++ is imported once
 
 
@@ -51,10 +51,12 @@ def can_walk(plan: Plan, kernels: Iterable[Mapping[str, Any]]) -> bool:
     """Whether C++ runs every step, and gives what Python would: not where ranks must agree first,
     or a result is text. A stream's thread there could not tell what Python raised, so no operator
     that may be Python's is called on several."""
+    several = len(plan.streams) > 1
     for kernel in kernels:
-        if kernel["kind"] == "higher" and kernel["name"] not in _HIGHER:
-            return False
-        if kernel["kind"] == "op" and len(plan.streams) > 1 and not codec.is_torchs(kernel["name"]):
+        if kernel["kind"] == "higher" and kernel["name"] not in _CONTROL:
+            if several or kernel["name"] != "auto_functionalized_v2":  # it may call Python, too
+                return False
+        elif kernel["kind"] == "op" and several and not codec.is_torchs(kernel["name"]):
             return False
     return not plan.collectives and _are_numbers(plan.outputs)
 
