@@ -79,13 +79,13 @@ def test_large_products_are_onednns_where_mkl_is_not_at_home(
 ) -> None:
     monkeypatch.setattr(generator, "is_intel", lambda: intel)
     given: list[bool] = []
-    plain = generator._freeze
+    plain = generator.freeze
 
     def freeze(gm: object, inputs: object, onednn: bool) -> object:
         given.append(onednn)
         return plain(gm, inputs, onednn)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(generator, "_freeze", freeze)
+    monkeypatch.setattr(generator, "freeze", freeze)
     model, x = nn.Linear(256, 256).eval(), torch.randn(rows, 256)
     compiled = graft.compile(model, (x,))
     assert given == [expected]

@@ -105,6 +105,9 @@ FEW_ROWS, FEW_FLOPS = 6, 2e5
 of libraries by 2. On AMD's processors, where it was measured, it is as fast as any with more too,
 and what follows is part of it (docs/performance.md). Of two computed matrices, only products with
 few operations are generated: packing the second one in each call costs more than the call."""
+LARGE = 4e7
+"""Operations from which a product goes to a library all the same: code for it is some 5 % faster on
+AMD's processors, but takes the C++ compiler 3 s each, which made BERT's compile 2.5 times as long."""
 CACHED = 16e6
 """Weights (elements of a region's products with few rows) that a cache may hold: with more, as in
 GPT-2, it is memory that decides, and MKL's packed weights were faster."""
@@ -138,7 +141,7 @@ def _is_held(node: Node) -> bool:
 
 
 def _generates(flops: float, is_constant: bool) -> bool:
-    return is_constant or flops <= FEW_FLOPS
+    return flops <= (LARGE if is_constant else FEW_FLOPS)
 
 
 def _by_generator(products: Sequence[tuple[int, int]]) -> bool:
@@ -146,7 +149,9 @@ def _by_generator(products: Sequence[tuple[int, int]]) -> bool:
     if sum(f / max(1, 2 * rows) for rows, f in products if rows <= FEW_ROWS) > CACHED:
         return False
     small = sum(f for rows, f in products if rows <= FEW_ROWS or f <= FEW_FLOPS)
-    return 2 * small > sum(f for _, f in products) or (bool(products) and generator.is_amd())
+    if 2 * small > sum(f for _, f in products):
+        return True
+    return generator.is_amd() and any(f <= LARGE for _, f in products)
 
 
 def by_onednn(gm: GraphModule) -> bool:
