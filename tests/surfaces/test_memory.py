@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import torchgraft as graft
-from torchgraft._torch import generator
+from torchgraft._torch import aot
 
 MODES = ["eager", pytest.param("default", marks=pytest.mark.slow)]
 SHAPE = (37, 41)
@@ -53,5 +53,5 @@ def test_a_package_lets_go_of_its_weights_in_the_middle_of_a_trace() -> None:
 
     weight = torch.ones(8)
     with Tracing():
-        generator._empty([weight])
+        aot._empty([weight])
     assert weight.untyped_storage().nbytes() == 0

@@ -160,7 +160,7 @@ def test_gcc_keeps_sums_in_registers() -> None:
 
     compiler = generator.has_compiler()
     assert compiler is not None
-    with generator._gcc_scalars():
+    with generator.gcc_scalars():
         inside = cpp_builder.CppOptions(compiler=compiler).get_cflags()
     outside = cpp_builder.CppOptions(compiler=compiler).get_cflags()
     assert [flag for flag in inside if flag not in outside] == [f"-{f}" for f in generator._SCALARS]
