@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import pathlib
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -471,6 +473,14 @@ def test_a_project_is_built_kept_and_loaded(
         torch.ops.npu.plug_cpp(x.double(), x, 2)
     again = json.loads(run.invoke(main, ["op-plugin", *files, "--json"]).stdout)
     assert (again["compiled"], again["kept"]) == ([], ["kernel.cpp", "device.cc"])
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "script.py").write_text(
+        "import torch, torch_npu\nx = torch.ones(2)\nprint(torch_npu.plug_cpp(x, x, 2).tolist())\n"
+    )
+    kept = [sys.executable, "-m", "torchgraft", "run", "--ops", str(tmp_path / ".torchgraft")]
+    done = subprocess.run([*kept, "script.py"], cwd=elsewhere, capture_output=True, text=True)
+    assert done.stdout == "[3.0, 3.0]\n", done.stderr
 
     pathlib.Path("scale.h").write_text("#define SCALE oops\n")
     bad = run.invoke(main, ["op-plugin", *files])
