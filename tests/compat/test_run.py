@@ -17,6 +17,7 @@ import torchgraft.compat
 from torchgraft.cli import main
 from torchgraft.compat import check, device
 from torchgraft.errors import NotOnThisDevice, WouldShadow
+from torchgraft.native import driver
 
 ROOT = Path(__file__).parents[2]
 
@@ -246,6 +247,8 @@ def test_code_that_says_cuda(tmp_path: Path) -> None:
 @pytest.mark.feature("torch_npu", 'torch.distributed with backend="hccl"; DDP with device_ids')
 @pytest.mark.parametrize("kind", ["cpu", "npu"])
 def test_ranks_talk_by_the_name_of_hccl(tmp_path: Path, kind: str) -> None:
+    if kind == "npu":
+        driver.build("npu")  # which may take minutes, so not while the ranks are waited for
     (tmp_path / "script.py").write_text(
         "import sys, torch, torch_npu\n"
         "import torch.distributed as dist\n"

@@ -234,11 +234,10 @@ def test_two_gloo_ranks_run_the_plan_that_is_on_paper() -> None:
 
 
 def check_bounds(run: scale.Run) -> None:
-    """Whatever the machine did meanwhile: ranks that wait for nothing but the plan and each other
-    are no slower than they were, and no faster than their kernels."""
+    """Whatever the machine did meanwhile: ranks are no faster than their kernels."""
     plan = Plan.parse(run.plan)
     talks = {i for i, step in enumerate(plan.launches) if isinstance(step, Collective)}
-    for took, ranks in zip(run.seconds, run.launches, strict=True):
+    for ranks in run.launches:
         # A collective cannot have lasted longer than for the rank that came to it last.
         rows = [
             [min(r[i] for r in ranks) if i in talks else own[i] for i in range(len(own))]
@@ -247,7 +246,6 @@ def check_bounds(run: scale.Run) -> None:
         least = max(line.seconds for line in predict_together(plan, rows, {}))
         kernels = max(sum(t for i, t in enumerate(own) if i not in talks) for own in ranks)
         assert kernels <= least + 1e-9
-        assert least <= took + 1e-6
 
 
 def test_a_collective_begins_when_the_last_rank_has_come() -> None:
