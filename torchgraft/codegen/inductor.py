@@ -106,8 +106,8 @@ of libraries by 2. On AMD's processors, where it was measured, it is as fast as 
 and what follows is part of it (docs/performance.md). Of two computed matrices, only products with
 few operations are generated: packing the second one in each call costs more than the call."""
 LARGE = 4e7
-"""Operations from which a product goes to a library all the same. Code for it is some 5 % faster on
-AMD's processors, but each takes the C++ compiler 3 s: BERT's compile took 2.5 times as long."""
+"""Operations from which a product goes to a library all the same. Code for it
+gained nothing clear on AMD's processors, and each takes the C++ compiler some 3 s."""
 CACHED = 16e6
 """Weights (elements of a region's products with few rows) that a cache may hold: with more, as in
 GPT-2, it is memory that decides, and MKL's packed weights were faster."""
