@@ -103,6 +103,7 @@ def cpu(
 @seconds_option
 @click.option("--dtype", default="float16", type=click.Choice(["float16", "bfloat16", "float32"]))
 @click.option("--together", is_flag=True, help="Build everything at once: for many processors.")
+@click.option("--patience", default=600.0, show_default=True, help="Seconds to wait for a build.")
 @click.option("--list", "listing", is_flag=True, help="Models and peers, then stop.")
 def cuda(
     models: tuple[str, ...],
@@ -111,12 +112,13 @@ def cuda(
     seconds: float,
     dtype: str,
     together: bool,
+    patience: float,
     listing: bool,
 ) -> None:
     """Wall time with a synchronisation after each call, and time between CUDA events."""
     if listing:
         return _list("cuda")
-    setup = measure.Setup("cuda", dtype, seconds)
+    setup = measure.Setup("cuda", dtype, seconds, patience=patience)
     return _time(models or _everything(), _peers(chosen, "cuda"), setup, path, together)
 
 
@@ -140,8 +142,11 @@ def overhead(device: str, path: str | None, seconds: float) -> None:
 @model_option
 @click.option("--ways", default=",".join(compiletime.WAYS), show_default=True)
 @click.option("--rounds", default=1, show_default=True, help="The cheapest of so many counts.")
+@click.option("--device", default="cpu", type=click.Choice(["cpu", "cuda"]))
 @json_option
-def compile_time(models: tuple[str, ...], ways: str, rounds: int, path: str | None) -> None:
+def compile_time(
+    models: tuple[str, ...], ways: str, rounds: int, device: str, path: str | None
+) -> None:
     """CPU seconds of graft.compile, and of Inductor alone on the same graph."""
     chosen = ways.split(",")
     for way in chosen:
@@ -150,7 +155,7 @@ def compile_time(models: tuple[str, ...], ways: str, rounds: int, path: str | No
     about = report.machine()
     report.show_machine(about)
     names = models or ("mlp", "moe", "dlrm", "tiny_cnn", "bert")
-    costs = [cost for name in names for cost in compiletime.best(name, chosen, rounds)]
+    costs = [cost for name in names for cost in compiletime.best(name, chosen, rounds, device)]
     report.show_costs(costs)
     report.write(path, about, costs)
 

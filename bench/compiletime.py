@@ -5,6 +5,7 @@ the compiler and loading the code generator are the same for all and are not wha
 Like is compared with like: `graph` and `graph-live` (weights not frozen) are graft.compile of an
 exported program, `inductor-frozen` and `inductor` are Inductor alone on that same graph. `graft`
 and `graft-live` start from the module, so they hold what `capture` (torch.export) takes, too.
+On CUDA: float16, and ours in mode reduce-overhead, its first capture included.
 """
 
 from __future__ import annotations
@@ -71,9 +72,10 @@ def _inductor(model: Any, args: models.Args, frozen: bool = False) -> Callable[[
     return go
 
 
-def _prepare(way: str, case: models.Case) -> Callable[[], object]:
+def _prepare(way: str, case: models.Case, device: str) -> Callable[[], object]:
     """What to time; everything that should not be counted is done by now."""
     model, args = case.model, case.args
+    mode = "default" if device == "cpu" else "reduce-overhead"
     if way.startswith("inductor"):
         return _inductor(model, args, frozen=way.endswith("frozen"))
     if way == "capture":
@@ -84,8 +86,8 @@ def _prepare(way: str, case: models.Case) -> Callable[[], object]:
     freeze = not way.endswith("live")
     if way.startswith("graph"):
         exported = torch.export.export(model, args)  # type: ignore[arg-type]
-        return lambda: graft.compile(exported, freeze=freeze)(*args)
-    return lambda: graft.compile(model, inputs=args, freeze=freeze)(*args)
+        return lambda: graft.compile(exported, freeze=freeze, mode=mode)(*args)
+    return lambda: graft.compile(model, inputs=args, freeze=freeze, mode=mode)(*args)
 
 
 def _cpu() -> float:
@@ -93,31 +95,35 @@ def _cpu() -> float:
     return sum(u.ru_utime + u.ru_stime for u in usage)
 
 
-def _here(model: str, way: str) -> dict[str, Any]:
+def _here(model: str, way: str, device: str) -> dict[str, Any]:
     torch.set_num_threads(1)
+    sync = torch.cuda.synchronize if device == "cuda" else lambda: None
     try:
-        case = models.build(model)
+        case = models.build(model).to(device, torch.float32 if device == "cpu" else torch.float16)
+        small = torch.nn.Linear(4, 4, device=device), torch.ones(2, 4, device=device)
         with torch.no_grad():
             for frozen in (False, True):
-                _inductor(torch.nn.Linear(4, 4), (torch.ones(2, 4),), frozen)()
-            go = _prepare(way, case)
+                _inductor(small[0], small[1:], frozen)()
+            go = _prepare(way, case, device)
+            sync()
             cpu, wall = _cpu(), time.perf_counter()
             go()
+            sync()
         return {"cpu_s": _cpu() - cpu, "wall_s": time.perf_counter() - wall}
     except Exception as failure:  # whatever it is, it is this way's result
         return {"cpu_s": None, "wall_s": None, "note": first_line(failure)}
 
 
-def best(model: str, ways: Sequence[str], rounds: int) -> list[Cost]:
+def best(model: str, ways: Sequence[str], rounds: int, device: str = "cpu") -> list[Cost]:
     """Each way's cheapest of some rounds. The ways take turns, so that a busy machine is busy for
     all of them."""
-    costs = [measure(model, way) for _ in range(rounds) for way in ways]
+    costs = [measure(model, way, device) for _ in range(rounds) for way in ways]
     return [
         min((c for c in costs if c.way == way), key=lambda c: c.cpu_s or math.inf) for way in ways
     ]
 
 
-def measure(model: str, way: str, patience: float = 900.0) -> Cost:
+def measure(model: str, way: str, device: str = "cpu", patience: float = 900.0) -> Cost:
     """The cost of one way on one model, in its own process and cache folder."""
     with tempfile.TemporaryDirectory(prefix="bench-cache-") as cache:
         environment = os.environ | {
@@ -128,7 +134,7 @@ def measure(model: str, way: str, patience: float = 900.0) -> Cost:
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", "bench.compiletime", model, way]
+        command = [sys.executable, "-m", "bench.compiletime", model, way, device]
         try:
             done = subprocess.run(
                 command,
@@ -147,4 +153,4 @@ def measure(model: str, way: str, patience: float = 900.0) -> Cost:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_here(*sys.argv[1:3])))
+    print(json.dumps(_here(*sys.argv[1:4])))

@@ -229,11 +229,12 @@ class _Worker:
         arguments = (far, model, peer, setup, scratch)
         self.process = context.Process(target=_work, args=arguments)
         self.process.start()
+        self.began = time.monotonic()
         far.close()
 
     def _answer(self, patience: float) -> Any:
         if not self.link.poll(patience):
-            raise TimeoutError(f"no answer in {patience:.0f} s")
+            raise TimeoutError(f"no answer in {self.setup.patience:.0f} s")
         try:
             return self.link.recv()
         except EOFError:
@@ -248,10 +249,12 @@ class _Worker:
         return next((f", at {line.strip()}" for line in current if line.startswith("  File ")), "")
 
     def start(self) -> None:
+        left = self.began + self.setup.patience - time.monotonic()
         try:
-            status, detail, build_s, *facts = self._answer(self.setup.patience)
+            status, detail, build_s, *facts = self._answer(max(0.0, left))
         except (TimeoutError, RuntimeError) as failure:
             self.timing.note = str(failure)
+            self.process.kill()  # or it would go on beside those that are timed
             return
         if status == "ready":
             self.timing.status, self.timing.error, self.timing.build_s = "ok", detail, build_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +13,10 @@ from torch.fx import GraphModule
 
 from torchgraft import _torch
 from torchgraft._torch import groups
+from torchgraft._torch.marks import each_call_kept
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
-from torchgraft.fx import dialect, meta
+from torchgraft.fx import dialect, label, meta
 from torchgraft.link import Role
 from torchgraft.program import Program, build
 
@@ -74,7 +76,8 @@ def _compile(
         inference=compiler,
         decompositions=dialect.decompositions(candidates(config), config.decompositions),
     )
-    compiled: Callable[..., Any] = aot(gm, example_inputs)
+    with each_call_kept() if label.foretell(gm) else contextlib.nullcontext():
+        compiled: Callable[..., Any] = aot(gm, example_inputs)
     return compiled
 
 

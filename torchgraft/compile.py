@@ -434,7 +434,9 @@ def check_weights(
         problems += [f"not in the program: {name}" for name in new.keys() - held.keys()]
     for name in held.keys() & new.keys():
         one, two = held[name], new[name]
-        if one.shape != two.shape or one.dtype != two.dtype:
+        if two.is_meta:
+            problems.append(f"{name}: it has no values (device meta)")
+        elif one.shape != two.shape or one.dtype != two.dtype:
             problems.append(
                 f"{name}: {two.dtype} {tuple(two.shape)} for {one.dtype} {tuple(one.shape)}"
             )

@@ -35,8 +35,6 @@ log = logging.getLogger("torchgraft")
 
 _SMALL = 1 << 20
 """Bytes that are not worth a wait."""
-_MOST_RELIEFS = 16
-"""How often the plan is made again with more waits, until its memory fits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,25 +124,14 @@ class Linker:
     def _lean(self, plan: Plan) -> Plan:
         """The plan, with waits for memory where it would keep much more than one stream does."""
         sizes = {b: nbytes(node.meta.get("val")) for node, b in self.numbers.items()}
-        parts = (plan.inputs, plan.constants)
-        single = schedule(*parts, memory.alone(plan), plan.outputs, shared=self.shared)
-        limit = max(self.config.stream_memory * memory.peak(single, sizes)[0], _SMALL)
-        orders = list(self.order)
-        for _ in range(_MOST_RELIEFS):
-            most, at = memory.peak(plan, sizes)
-            relief = memory.relief(plan, sizes, at) if most > limit else []
-            # Nobody waits for a collective to free what it reads: work beside it is its point.
-            relief = [o for o in relief if not isinstance(self.launches[o[0]], Collective)]
-            if not set(relief) - set(orders):
-                break
-            orders += relief
-            plan = schedule(*parts, self.launches, plan.outputs, shared=self.shared, after=orders)
-        if more := len(set(orders)) - len(set(self.order)):
+        limit = max(self.config.stream_memory * memory.peak(memory.alone(plan), sizes), _SMALL)
+        plan, more = memory.lean(plan, sizes, limit, self.order)
+        if more:
             self.report.notes.append(
-                f"{more} order{'s' * (more != 1)} between streams added, to keep memory within "
+                f"{more} wait{'s' * (more != 1)} between streams added, to keep memory within "
                 f"{self.config.stream_memory} times that of one stream"
             )
-        most = memory.peak(plan, sizes)[0]
+        most = memory.peak(plan, sizes)
         if most > limit:
             self.report.notes.append(
                 f"the streams keep {most / limit:.2f} times the memory that stream_memory grants"
@@ -330,8 +317,9 @@ class Linker:
                 outputs[index] = self.numbers[part] = outputs[index] or self._number(part)
             made = list(parts)
         else:
-            parts, outputs = [], [self._number(node)] if node.users else []
-            made = [node] if node.users else []
+            # Of a provider, the graph itself has no user.
+            made = [node] if node.users or node.meta.get("provider") else []
+            parts, outputs = [], [self._number(one) for one in made]
         for base in alias.viewed(node):
             for out in made:
                 if base in self.numbers and base.op != "get_attr":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -136,9 +137,10 @@ def _misfit(
             "The program was compiled for that value; compile again for another one.",
         )
     if not isinstance(leaf, Tensor):
-        return InputMismatch(
-            spec.name, str(spec), f"{type(leaf).__name__} {leaf!r}", "Pass a tensor."
-        )
+        kind, shape = type(leaf).__name__, getattr(leaf, "shape", None)
+        got = f"{kind} {reprlib.repr(leaf)}" if shape is None else f"{kind} of shape {shape}"
+        fix = "Pass a tensor." if shape is None else "Pass a tensor: torch.as_tensor(x)."
+        return InputMismatch(spec.name, str(spec), got, fix)
     if type(leaf).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         fix = "Pass the tensor that it stands for; a compiled program reads its memory."
         return InputMismatch(spec.name, "a plain tensor", type(leaf).__name__, fix)

@@ -46,7 +46,8 @@ clock = time.monotonic
 
 
 def sample(call: Callable[[], object], device: str) -> float:
-    """Seconds of one call, over as many as last long enough."""
+    """Seconds of one call, over as many as last long enough. Each is waited for: of small programs
+    in a row, it would be the launches that are timed."""
     sync: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
     count = 1
     while True:
@@ -54,7 +55,7 @@ def sample(call: Callable[[], object], device: str) -> float:
         start = time.perf_counter()
         for _ in range(count):
             call()
-        sync()
+            sync()
         took = time.perf_counter() - start
         if took >= _LONG_ENOUGH:
             return took / count

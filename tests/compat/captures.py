@@ -229,6 +229,22 @@ def attention_into_given_memory_is_updated() -> None:
         torch.testing.assert_close(out.cpu(), expected.cpu())
 
 
+def groups_of_a_product_may_change() -> None:
+    import torch_npu
+
+    x, weight = torch.randn(4, 3, device="npu"), torch.randn(2, 3, 5, device="npu")
+    counts, graph = torch.tensor([1, 3], device="npu"), npu().NPUGraph()
+    with npu().graph(graph):
+        [y] = torch_npu.npu_grouped_matmul(
+            [x], [weight], group_list=counts, group_list_type=1, split_item=2, group_type=0
+        )
+    for first in (1, 3, 0):
+        counts.copy_(torch.tensor([first, 4 - first]))
+        graph.replay()
+        expected = torch.cat([x.cpu()[:first] @ weight.cpu()[0], x.cpu()[first:] @ weight.cpu()[1]])
+        torch.testing.assert_close(y.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
 def a_collective_is_captured() -> None:
     import torch_npu  # noqa: F401  (it knows hccl)
     from torch import distributed
@@ -260,6 +276,7 @@ CHECKS = {
         lengths_are_updated_before_or_after_a_replay,
         a_group_of_calls_is_replaced,
         attention_into_given_memory_is_updated,
+        groups_of_a_product_may_change,
         a_collective_is_captured,
     )
 }

@@ -8,6 +8,7 @@ from typing import Any
 from torchgraft.compat import fused
 from torchgraft.errors import NotOnThisDevice
 
+OPERATORS = sorted({name.partition(".")[0] for name in fused.NAMES})
 NAMES = {
     "torchair": "CompilerConfig dynamo_export get_compiler get_npu_backend logger "
     "use_internal_format_weight register_fx_node_ge_converter patch_for_hcom register_replacement "
@@ -34,6 +35,11 @@ NAMES = {
     "torchair.ge_concrete_graph.fx2ge_converter": "register_fx_node_ge_converter declare_supported",
     "torchair.ge_concrete_graph.supported_declaration": "Support declare_supported F32 F16 T",
     "torchair.ge_concrete_graph.utils": "dtype_promote",
+    "torchair._ge_concrete_graph.ge_apis": "Const Cast Clone custom_op Add MatMul",
+    "torchair._ge_concrete_graph.fx2ge_converter": "register_fx_node_ge_converter "
+    "declare_supported",
+    "torchair._ge_concrete_graph.utils": "dtype_promote",
+    "torchair.ge._ge_graph": "Tensor TensorSpec DataType Const",
     "npugraph_ex": "CompilerConfig compile_fx get_compiler get_npu_backend register_replacement",
     "torch_aie": "compile export_engine set_device finalize Input PrecisionPolicy TensorFormat "
     "dtype CompileMode npu _enums",
@@ -45,8 +51,8 @@ NAMES = {
     "mindietorch._enums": "PrecisionPolicy TensorFormat dtype",
     "mindietorch._compile_spec": "SUPPORT_SOC_NAME",
     "mindietorch.npu": "Stream stream default_stream current_stream set_stream synchronize",
-    "torch_npu": f"npu profiler get_npu_format npu_format_cast {' '.join(sorted(fused.NAMES))} "
-    "npu_scatter_nd_update_ npu_silu_ _npu_reshape_and_cache npu_grouped_matmul",
+    "torch_npu": f"npu profiler get_npu_format npu_format_cast {' '.join(OPERATORS)} "
+    "npu_scatter_nd_update_ npu_silu_ _npu_reshape_and_cache npu_mm_all_reduce_base",
     "torch_npu.npu": "Stream Event stream current_stream default_stream set_stream synchronize "
     "set_device current_device device_count device is_available get_device_name "
     "get_device_properties memory_allocated max_memory_allocated memory_reserved "
@@ -54,7 +60,8 @@ NAMES = {
     "manual_seed manual_seed_all get_rng_state set_rng_state amp set_compile_mode set_option "
     "config set_stream_limit get_stream_limit NPUGraph graph graph_pool_handle "
     "is_current_stream_capturing graph_task_group_begin graph_task_group_end "
-    "graph_task_update_begin graph_task_update_end ExternalEvent make_graphed_callables",
+    "graph_task_update_begin graph_task_update_end mstx set_per_process_memory_fraction "
+    "ExternalEvent make_graphed_callables get_soc_version",
     "torch_npu.profiler": "profile schedule tensorboard_trace_handler ProfilerActivity "
     "ProfilerAction ProfilerLevel AiCMetrics ExportType _ExperimentalConfig",
     "torch_npu.utils.cpp_extension": "NpuExtension",
@@ -76,6 +83,8 @@ IDLE = {
     "torch_npu.npu.set_option",
     "torch_npu.npu.config",
     "torch_npu.npu.set_stream_limit",
+    "torch_npu.npu.mstx",
+    "torch_npu.npu.set_per_process_memory_fraction",
     "torch_npu.profiler.AiCMetrics",
     "torch_npu.profiler._ExperimentalConfig",
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_routing
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -39,6 +40,7 @@ def gelu(x: Tensor) -> Tensor:
     return x * (1 + torch.erf(x / math.sqrt(2))) / 2
 
 
+SPLIT = [0, 2, 4, 6, 1, 3, 5, 7]
 X, Y, GAMMA, BETA = (torch.randn(*size).double() for size in ((3, 8), (3, 8), (8,), (8,)))
 CASES: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
     "npu_rms_norm": ((X, GAMMA), lambda x, g: rms(x, g)),
@@ -81,10 +83,11 @@ CASES: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
         (X, Y.softmax(-1)),
         lambda x, y: functional.cross_entropy(x, y, reduction="none"),
     ),
-    "npu_moe_gating_top_k_softmax": (
-        (X, None, 2),
-        lambda x, f, k: x.softmax(-1).sort(-1, True)[0][:, :k],
+    "npu_interleave_rope": (
+        (X, GAMMA, BETA),
+        lambda x, c, s: x[:, SPLIT] * c + halves(x[:, SPLIT]) * s,
     ),
+    "npu_apply_rotary_pos_emb": ((X, Y, GAMMA, BETA), lambda x, y, c, s: x * c + halves(x) * s),
     "npu_scatter_nd_update": (
         (X, torch.tensor([[2], [0]]), Y[:2]),
         lambda x, i, y: torch.stack([y[1], x[1], y[0]]),
@@ -125,8 +128,9 @@ def test_a_formula_and_its_gradient(ascend: Path, name: str) -> None:
 
 def test_every_fused_operator_is_tried() -> None:
     tried = {*CASES, *ATTENTION, "npu_dynamic_quant", "npu_quant_matmul"}
-    tried |= {"npu_weight_quant_batchmatmul"}  # workspaces are in captures.py
-    assert tried | {"_npu_fused_infer_attention_score_get_max_workspace"} == set(fused.NAMES)
+    tried |= {"npu_weight_quant_batchmatmul", "npu_quantize"}  # workspaces are in captures.py
+    tried |= {"_npu_fused_infer_attention_score_get_max_workspace"}
+    assert tried | {*test_routing.TRIED} == set(fused.NAMES)
 
 
 def test_the_other_results(ascend: Path) -> None:
@@ -148,9 +152,8 @@ def test_the_other_results(ascend: Path) -> None:
     torch.testing.assert_close(interleaved, X * GAMMA + turned(X) * BETA)
     with pytest.raises(ValueError, match="rotary_mode is 'quarter'; here it is 'half' or 'inter"):
         torch_npu.npu_rotary_mul(X, GAMMA, BETA, "quarter")
-    _, experts, rows = torch_npu.npu_moe_gating_top_k_softmax(X, k=2)
-    assert torch.equal(experts.long(), X.topk(2, -1)[1])
-    assert rows.tolist() == [[0, 3], [1, 4], [2, 5]]
+    _, key = torch_npu.npu_apply_rotary_pos_emb(X, Y, GAMMA, BETA)
+    torch.testing.assert_close(key, Y * GAMMA + halves(Y) * BETA)
 
 
 def attention(
@@ -308,6 +311,13 @@ def test_products_of_int8(ascend: Path) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=0)
     raw = torch_npu.npu_quant_matmul(small, weight, scale, bias=bias, output_dtype=torch.int32)
     assert torch.equal(raw.double(), whole)
+    y = torch_npu.npu_quantize(x, scale[:6], bias[:6], torch.qint8, axis=0)
+    expected = x.double() / scale[:6, None].double() + bias[:6, None]
+    assert torch.equal(y, expected.round().clamp(-128, 127).to(torch.int8))
+    y = torch_npu.npu_quantize(x, scale[:1], None, torch.quint8, -1, False)
+    assert torch.equal(y, (x * scale[0]).round().clamp(0, 255).to(torch.uint8))
+    with pytest.raises(NotOnThisDevice, match=r"dtype=.*torch\.qint8"):
+        torch_npu.npu_quantize(x, scale[:1], None, torch.quint4x2)
     kept = torch_npu.npu_weight_quant_batchmatmul(x, weight, scale, scale, bias=bias.float())
     expected = x.double() @ ((weight.double() + scale.double()) * scale.double()) + bias
     torch.testing.assert_close(kept.double(), expected, rtol=1e-4, atol=1e-3)
@@ -334,6 +344,8 @@ def test_what_the_device_alone_has(
         getattr(torch_npu, name)(Q, Q, Q, *more, **arguments)
     with pytest.raises(ValueError, match="input_layout is 'BSHH'; here it is one of"):
         torch_npu.npu_fusion_attention(Q, Q, Q, 4, "BSHH")
+    with pytest.raises(TypeError, match="npu_fusion_attention: key must be a tensor, not None"):
+        torch_npu.npu_fusion_attention(Q, None, None, 4, "BNSD")
 
 
 @pytest.mark.slow

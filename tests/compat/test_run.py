@@ -88,7 +88,7 @@ def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
         "config.debug.graph_dump.type = chosen\n"
         "torch.npu.NPUGraph().replay()\n"
         "torch.npu.ExternalEvent()\n"
-        "torch.ops.npu.npu_grouped_matmul(1)\n"
+        "torch.ops.npu.npu_mla_prolog(1)\n"
     )
     is_available = torch.cuda.is_available
     found = check.check(script)
@@ -104,7 +104,7 @@ def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
         (11, "mode", True),
         (12, "debug.graph_dmup.type", True),
         (15, "torch.npu.ExternalEvent", True),
-        (16, "torch.ops.npu.npu_grouped_matmul", True),
+        (16, "torch.ops.npu.npu_mla_prolog", True),
     ]
     shown = CliRunner().invoke(main, ["run", "--check", str(script)])
     assert shown.exit_code == 1
@@ -148,6 +148,12 @@ def test_every_spelling_of_the_device(ascend: Path) -> None:
         torch.nn.Linear(2, 2).npu().weight.detach(),
         torch.nn.Linear(2, 2, device="npu:0").weight.detach(),
         torch.nn.Linear(2, 2).to("npu").weight.detach(),
+        torch.ones(2).npu(0, True),
+        torch.ones(2).to(0),
+        torch.ones(2, device=0),
+        torch.ones(2, device=torch.device(type="npu", index=0)),
+        torch.ones(2).to(torch.device(type="npu")),
+        torch.nn.Linear(2, 2).to(0).weight.detach(),
     ):
         assert made.device.type == "cpu"
         assert made.is_npu  # type: ignore[attr-defined]
@@ -176,8 +182,14 @@ def test_the_module_of_the_device(ascend: Path) -> None:
         assert npu.current_stream() is stream
         start.record()
         end.record(stream)
+        with npu.stream(None):
+            assert npu.current_stream() is stream
+    assert isinstance(stream, npu.Stream)
+    assert isinstance(start, npu.Event)
     assert npu.current_stream() is npu.default_stream()
     npu.current_stream().wait_stream(stream)
+    torch.ones(2).record_stream(stream)
+    assert npu.memory.max_memory_allocated() == 0
     npu.synchronize()
     assert start.elapsed_time(end) >= 0
     assert stream.query()
@@ -287,6 +299,23 @@ def test_ranks_talk_by_the_name_of_hccl(tmp_path: Path, kind: str) -> None:
         assert said == "[3.0, 3.0] [[4.5, 4.5], [4.5, 4.5]] hccl\n", wrong
 
 
+def test_processes_of_a_script_find_the_packages(tmp_path: Path) -> None:
+    """`torch.multiprocessing.spawn` imports the script anew; others are programs of their own."""
+    (tmp_path / "script.py").write_text(
+        "import subprocess, sys, torch, torch_npu\n"
+        "import torch.multiprocessing as mp\n"
+        "def rank(index, path):\n"
+        "    with open(path + str(index), 'w') as file:\n"
+        "        file.write(str(torch.ones(1).npu().device))\n"
+        "if __name__ == '__main__':\n"
+        "    mp.spawn(rank, args=('rank',), nprocs=2)\n"
+        "    subprocess.run([sys.executable, '-c', 'import torchair'], check=True)\n"
+    )
+    ran = torchgraft_command("run", "--device", "cpu", "script.py", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert [(tmp_path / f"rank{i}").read_text() for i in range(2)] == ["cpu", "cpu"]
+
+
 @pytest.mark.feature("torch_npu", "testing: TestCase, run_tests, SupportedDevices")
 def test_a_test_case_of_an_operator(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
@@ -312,12 +341,16 @@ def test_a_test_case_of_an_operator(tmp_path: Path) -> None:
     assert ran.returncode == 1
 
 
-@pytest.mark.feature("torch_npu", "fused operators: grouped products, collectives", "refused")
+@pytest.mark.feature("torch_npu", "fused operators: collectives, paged attention, MLA", "refused")
 def test_a_fused_operator_names_what_computes_the_same(ascend: Path) -> None:
     import torch_npu
 
-    with pytest.raises(NotOnThisDevice, match=r"npu_grouped_matmul needs .*torch\.matmul"):
-        _ = torch_npu.npu_grouped_matmul
+    with pytest.raises(NotOnThisDevice, match=r"npu_mm_all_reduce_base needs .*torch\.matmul"):
+        _ = torch_npu.npu_mm_all_reduce_base
+    assert not hasattr(torch_npu, "npu_mm_all_reduce_base"), "libraries ask for operators that way"
+    assert hasattr(torch_npu, "npu_grouped_matmul")
+    with pytest.raises(NotOnThisDevice, match=r"module\.DropoutWithByteMask needs .*torch\.nn"):
+        from torch_npu.contrib.module import DropoutWithByteMask  # noqa: F401
     with pytest.raises(NotOnThisDevice, match="op-plugin on its YAML"):
         _ = torch_npu.npu_of_ones_own
 

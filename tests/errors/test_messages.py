@@ -66,6 +66,12 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
         errors.InputMismatch,
         "input 'x': declared float32[2, 8] on cpu, got float 1.5.\nPass a tensor.",
     ),
+    "not a tensor, but large": (
+        lambda: mlp()(X.expand(300, 2, 8).numpy()),
+        errors.InputMismatch,
+        "input 'x': declared float32[2, 8] on cpu, got ndarray of shape (300, 2, 8).\n"
+        "Pass a tensor: torch.as_tensor(x).",
+    ),
     "arguments": (
         lambda: mlp()(X, X),
         errors.InputMismatch,

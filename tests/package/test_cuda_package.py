@@ -336,6 +336,121 @@ def test_a_cpp_program_is_told_the_same(
     assert done.stderr.strip() == str(caught.value)
 
 
+# --- CUDA graphs in C++ ---
+
+
+class Counted(nn.Module):
+    """Tells how often the host ran it: a replayed graph does not ask the host. It has a state, a
+    result that is an input, and two results that share memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        self.calls.add_(1)
+        made = torch.ops.graft_calls.count(self.linear(x)).relu()
+        return made + self.calls, made[:1], made, self.calls * 2
+
+
+@pytest.fixture(scope="module")
+def counted() -> Any:
+    """The operator that `tests/cpp/calls.cpp` has for C++."""
+    library = torch.library.Library("graft_calls", "DEF")
+    library.define("count(Tensor x) -> Tensor")
+    library.impl("count", torch.clone, "CUDA")
+    torch.library.register_fake("graft_calls::count", torch.empty_like, lib=library)
+    yield library
+    library._destroy()
+
+
+@pytest.fixture(scope="module")
+def calls() -> Path:
+    """`tests/cpp/calls.cpp`, built."""
+    root, tools = runtime(), driver._tools("tests")
+    folder = root.path.with_name(f"{root.path.name}-calls")
+    flags = ";".join([*driver.FLAGS, "-include", str(driver._header(tools))])
+    configure = [
+        *(tools.cmake, "-S", str(ROOT / "tests/cpp"), "-B", str(folder), "-G", tools.generator),
+        *(f"-DCMAKE_CXX_COMPILER={tools.cxx}", f"-Dtorchgraft_DIR={root.cmake}"),
+        *(f"-DGRAFT_FLAGS={flags}", f"-DGRAFT_SOURCE={driver.SOURCE}"),
+    ]
+    for command in (configure, [tools.cmake, "--build", str(folder), "--target", "calls"]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return folder / "calls"
+
+
+def called(calls: Path, path: Path, rounds: int, *shapes: str) -> dict[str, Any]:
+    done = _run(calls, path, rounds, *shapes)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def given(rounds: int, *sizes: tuple[int, ...]) -> list[Tensor]:
+    """The inputs that `calls` makes."""
+    made = []
+    for i in range(rounds):
+        for size in sizes:
+            numbers = torch.arange(1, 1 + torch.Size(size).numel(), dtype=torch.float32)
+            made.append((numbers / 100 + i).reshape(size).cuda())
+    return made
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_cpp_replays_a_graph_of_each_shape(
+    mode: str, counted: Any, calls: Path, tmp_path: Path
+) -> None:
+    model = Counted().cuda().eval()
+    path = tmp_path / "counted.graft"
+    declared = graft.Input(min_shape=(2, 8), max_shape=(64, 8))
+    graft.compile(model, (declared,), mode=mode).save(path)
+    found = called(calls, path, 10, "2x8", "33x8")
+    if mode == "reduce-overhead":
+        assert found["notes"] == []
+        assert found["counted"] == 2 * 2  # of each shape a warm-up and a capture
+    else:
+        assert found["counted"] == 10 * 2
+    outputs = [torch.tensor(out, dtype=torch.float32) for out in found["outputs"]]
+    wanted = [out for x in given(10, (2, 8), (33, 8)) for out in model(x)]  # counts as well
+    assert len(outputs) == len(wanted)
+    for out, want in zip(outputs, wanted, strict=True):
+        assert_close(out, want.detach().cpu().flatten(), **CLOSE)
+
+
+def test_cpp_keeps_so_many_graphs_and_no_more(counted: Any, calls: Path, tmp_path: Path) -> None:
+    model = Counted().cuda().eval()
+    path = tmp_path / "counted.graft"
+    declared = graft.Input(min_shape=(2, 8), max_shape=(64, 8))
+    graft.compile(model, (declared,), mode="reduce-overhead").save(path)
+    rows = range(2, 2 + 17)  # one more than are kept
+    found = called(calls, path, 2, *(f"{n}x8" for n in rows))
+    assert found["notes"] == []
+    assert found["counted"] == 2 * 17 * 2  # each had to go before it came again
+    inputs = given(2, *((n, 8) for n in rows))
+    for out, x in zip(found["outputs"][2::4], inputs, strict=True):
+        want = torch.relu(model.linear(x)).detach().cpu().flatten()
+        assert_close(torch.tensor(out, dtype=torch.float32), want, **CLOSE)
+
+
+def test_cpp_says_why_it_does_not_capture(counted: Any, calls: Path, tmp_path: Path) -> None:
+    class Look(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ops.graft_calls.count(x.nonzero().float())
+
+    model, path = Look().cuda(), tmp_path / "look.graft"
+    x = torch.ones(4, 8, device="cuda")
+    graft.compile(model, (x,), mode="reduce-overhead").save(path)
+    found = called(calls, path, 3, "4x8")
+    assert found["counted"] >= 3
+    [note] = found["notes"]
+    assert note.startswith("not captured as a CUDA graph: ")
+    for out, x in zip(found["outputs"], given(3, (4, 8)), strict=True):
+        assert_close(torch.tensor(out), model(x).cpu().flatten(), **CLOSE)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_operator_of_a_script_module(name: str, mode: str, saved: Any) -> None:

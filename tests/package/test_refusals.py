@@ -18,16 +18,14 @@ import torch
 from torch import Tensor, nn
 
 import torchgraft as graft
-from torchgraft._torch import aot
 from torchgraft.errors import (
     BadPackage,
     BadValue,
     GraftError,
     MissingLibrary,
-    NotSavable,
     WrongMachine,
 )
-from torchgraft.package import archive, library, machine
+from torchgraft.package import archive, machine
 from torchgraft.package.load import opened
 
 Change = Callable[[dict[str, Any]], None]
@@ -209,6 +207,13 @@ def test_altered(package: Path, tmp_path: Path) -> None:
     (tmp_path / "m.graft").write_bytes(data[: at + 1] + b"L" + data[at + 2 :])
     with pytest.raises(BadPackage, match=r"'program.json' was altered after it was written"):
         graft.load(tmp_path / "m.graft")
+
+
+def test_something_put_behind_it(package: Path, tmp_path: Path) -> None:
+    other = tmp_path / "longer.graft"
+    other.write_bytes(package.read_bytes() + b"x")
+    with pytest.raises(BadPackage, match="something was put behind it"):
+        graft.load(other)
 
 
 def test_a_hash_that_was_given(package: Path) -> None:
@@ -419,18 +424,3 @@ def test_mutated_packages(package: Path, tmp_path: Path) -> None:
 def test_the_fuzzer_keeps_the_package_readable(package: Path) -> None:
     with zipfile.ZipFile(io.BytesIO(package.read_bytes())) as file:
         assert file.testzip() is None
-
-
-def test_a_library_that_ends_its_process_is_met_in_another_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(aot, "_PROBE", "import os; os.kill(os.getpid(), 11)")
-    assert aot.crash(str(tmp_path)) == "Segmentation fault"
-    trial = library._Trial()
-    trial.check()
-    with pytest.raises(NotSavable, match="a library for CUDA ends the process that loads it"):
-        trial.check(str(tmp_path))
-    monkeypatch.setattr(aot, "_PROBE", "raise SystemExit(1)")
-    assert aot.crash(str(tmp_path)) is None
-    with pytest.raises(NotSavable):  # as was found out
-        trial.check()

@@ -6,6 +6,7 @@ import gc
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,29 @@ def test_new_weights_without_compiling(tmp_path: Path) -> None:
     with pytest.raises(WeightMismatch, match=r"missing: scale"):
         loaded.load_state_dict({k: v for k, v in first.state_dict().items() if k != "scale"})
     assert_close(loaded(x), second(x))
+
+
+def test_new_weights_are_copied(tmp_path: Path) -> None:
+    """What is packed of a weight would not see its owner's later changes, what is not, would."""
+    model, x = nn.Linear(4, 3), torch.randn(2, 4)
+    graft.compile(model, (x,), mode="eager").save(tmp_path / "p")
+    other = nn.Linear(4, 3)
+    wanted = other(x).detach()
+    late = graft.load(tmp_path / "p")
+    late.load_state_dict(other.state_dict())
+    programs = [late, graft.load(tmp_path / "p", weights=other.state_dict())]
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(1)
+    for program in programs:
+        assert_close(program(x), wanted)
+
+
+def test_weights_without_values_are_refused(tmp_path: Path) -> None:
+    model, x = nn.Linear(4, 3), torch.randn(2, 4)
+    graft.compile(model, (x,), mode="eager").save(tmp_path / "p")
+    with pytest.raises(WeightMismatch, match=r"bias: it has no values \(device meta\)"):
+        graft.load(tmp_path / "p", weights=nn.Linear(4, 3, device="meta").state_dict())
 
 
 def test_generated_code_and_new_weights(tmp_path: Path) -> None:
@@ -401,3 +425,25 @@ def test_equal_programs_are_equal_files(tmp_path: Path) -> None:
         graft.compile(model, (x,), mode="eager").save(tmp_path / name)
     found = graft.load(tmp_path / "one"), graft.load(tmp_path / "two")
     assert str(found[0].plan) == str(found[1].plan)
+
+
+@pytest.mark.slow
+def test_a_compiler_with_the_cpp_library_as_an_archive(tmp_path: Path) -> None:
+    """Two copies of it in one process crash: AOTInductor's own constructor does, for CUDA."""
+    compiler = tmp_path / "g++"
+    static = 'case "$*" in *-shared*) exec g++ "$@" -static-libstdc++;; *) exec g++ "$@";; esac'
+    compiler.write_text(f"#!/bin/sh\n{static}\n")
+    compiler.chmod(0o755)
+    model, x = mixed(), torch.randn(2, 3, 9, 9)
+    with torch._inductor.config.patch({"cpp.cxx": (None, str(compiler))}):
+        program = saved(graft.compile(model, (x,)), tmp_path)
+    assert_close(program(x), model(x).detach())
+    libraries = []
+    with zipfile.ZipFile(tmp_path / "program.graft") as package:
+        for name in package.namelist():
+            if name.endswith(".so"):
+                libraries.append(tmp_path / package.extract(name, tmp_path))
+    assert libraries
+    for library in libraries:
+        needs = subprocess.run(["readelf", "-d", library], capture_output=True, text=True).stdout
+        assert "libstdc++.so.6" in needs

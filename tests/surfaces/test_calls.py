@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from typing import Any
 
@@ -12,6 +13,7 @@ from models import CASES, Mlp
 from torch import Tensor, nn
 
 import torchgraft as graft
+from torchgraft._torch import generator
 from torchgraft.errors import (
     BadValue,
     CannotCapture,
@@ -490,3 +492,57 @@ def test_many_threads_call_and_compile_at_once(mode: str) -> None:
     for thread in threads:
         thread.join()
     assert not errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_with_gaps_keep_their_strides(dynamic: bool) -> None:
+    """Between regions, where the next one counts on them, and as outputs."""
+
+    def halves(x: Tensor) -> tuple[Tensor, ...]:
+        y = x.t().contiguous().t() * 2  # lies column by column, and so do its halves
+        return y[: x.shape[0] // 2], y[x.shape[0] // 2 :]
+
+    def model(x: Tensor) -> tuple[Tensor, Tensor]:
+        with graft.stream("side"):
+            first, last = halves(x)
+        return torch.cat([last, first]) + 1, first
+
+    x = torch.randn(64, 32)
+    declared = graft.Input(min_shape=(4, 32), max_shape=(128, 32)) if dynamic else x
+    compiled = graft.compile(model, (declared,))
+    found, want = compiled(x), model(x)
+    torch.testing.assert_close(found, want)
+    assert found[1].stride() == want[1].stride() == (1, 64)
+
+
+@pytest.mark.slow
+def test_a_view_of_one_of_several_results() -> None:
+    def model(x: Tensor) -> tuple[Tensor, Tensor]:
+        values, places = (x * 2).sort(dim=0)
+        return values.t()[::2], places[:, ::3]
+
+    x = torch.randn(9, 6)
+    compiled = graft.compile(model, (x,))
+    for found, want in zip(compiled(x), model(x), strict=True):
+        torch.testing.assert_close(found, want)
+        assert found.stride() == want.stride()
+
+
+@pytest.mark.slow
+def test_a_program_for_a_range_is_quiet_and_in_the_generators_cache() -> None:
+    """Inductor warns with a traceback where its cache cannot take a graph."""
+    said: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = said.append  # type: ignore[method-assign]
+    logger = logging.getLogger("torch._inductor.codecache")
+    logger.addHandler(handler)
+    try:
+        declared = graft.Input(min_shape=(4, 32), max_shape=(128, 32))
+        for _ in range(2):
+            hits = generator.cache_hits()
+            graft.compile(lambda x: (x * 3 + 1).relu(), (declared,))
+    finally:
+        logger.removeHandler(handler)
+    assert not said
+    assert generator.cache_hits() == hits + 1

@@ -376,6 +376,40 @@ def test_errors_have_the_same_sentences(built: Path, package: Path, tmp_path: Pa
         assert mine.partition("loaded: ")[2][:12] == theirs.partition("loaded: ")[2][:12]
 
 
+def test_calls_of_several_shapes_keep_their_results(built: Path, tmp_path: Path) -> None:
+    """The program with which tests/package/test_cuda_package.py looks at captured graphs."""
+    library = torch.library.Library("graft_calls", "DEF")
+    library.define("count(Tensor x) -> Tensor")
+    library.impl("count", torch.clone, "CPU")
+    torch.library.register_fake("graft_calls::count", torch.empty_like, lib=library)
+
+    class Counted(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            self.calls.add_(1)
+            made = torch.ops.graft_calls.count(x * 2)
+            return made + self.calls, made[:1]
+
+    model, path = Counted(), tmp_path / "counted.graft"
+    declared = graft.Input(min_shape=(2, 3), max_shape=(9, 3))
+    graft.compile(model, (declared,), mode="eager").save(path)
+    done = _run(built / "calls", path, 3, "2x3", "5x3")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["counted"], found["notes"]) == (6, [])
+    wanted = []
+    for i in range(3):
+        for rows in (2, 5):
+            numbers = torch.arange(1, 1 + 3 * rows, dtype=torch.float32) / 100 + i
+            wanted += [out.flatten() for out in model(numbers.reshape(rows, 3))]
+    for out, want in zip(found["outputs"], wanted, strict=True):
+        torch.testing.assert_close(torch.tensor(out), want)
+    library._destroy()
+
+
 def test_threads_get_equal_results_and_memory_is_flat(built: Path, package: Path) -> None:
     done = _run(built / "soak", package, 8, os.environ.get("TORCHGRAFT_SOAK", 300), 3, 8)
     assert done.returncode == 0, done.stderr

@@ -77,6 +77,25 @@ def test_modules_by_path_class_name_or_expression(wish: Any) -> None:
     assert (twin == "forced module") == (wish not in ("inner", r"in.*"))
 
 
+@pytest.mark.parametrize("wish", ["inner", Inner, "Inner", r".*\.Inner"])
+@pytest.mark.parametrize("make", ["trace", "script"])
+def test_modules_of_a_frozen_script(make: str, wish: Any, tmp_path: pathlib.Path) -> None:
+    model, x = Model().eval(), torch.randn(4, 4)
+    script = torch.jit.trace(model, x) if make == "trace" else torch.jit.script(model)
+    frozen = torch.jit.freeze(script)
+    report = graft.compile(frozen, (x,), torch_executed_modules=[wish]).report
+    assert kinds(report)["cos"] == kinds(report)["add"] == "forced module"
+    assert (kinds(report)["cos_"] == "forced module") == (wish != "inner")
+    assert kinds(report)["mul"] == kinds(report)["relu"] == "generated"
+
+    torch.jit.save(frozen, tmp_path / "frozen.pt")
+    with pytest.warns(UserWarning, match="no node of this program says which module it is of"):
+        compiled = graft.compile(tmp_path / "frozen.pt", (x,), torch_executed_modules=[wish])
+    assert "forced module" not in kinds(compiled.report).values()
+    assert any(note.startswith("torch_executed_modules has no") for note in compiled.report.notes)
+    assert any(note.startswith("torch_executed_modules: no") for note in compiled.report.notes)
+
+
 NAMES = ["aten::sin", "aten.sin", "aten::sin.default", "aten.sin.default"]
 
 

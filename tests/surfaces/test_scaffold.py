@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -128,6 +129,28 @@ import my_ops, torch, torchgraft
 op = torch.ops.my_ops.softclip.default
 print(my_ops.__file__, torchgraft.__file__, op.has_kernel_for_dispatch_key("CPU"))
 """
+
+
+@pytest.mark.slow
+def test_a_wheel_passes_with_another_torch(tmp_path: pathlib.Path) -> None:
+    """One wheel for several versions: `TORCHGRAFT_OTHER_PYTHON` names a Python with another torch,
+    pytest, and what torchgraft needs."""
+    other = os.environ.get("TORCHGRAFT_OTHER_PYTHON")
+    if other is None:
+        pytest.skip("TORCHGRAFT_OTHER_PYTHON names no Python with another torch")
+    assert new(tmp_path, "my_ops", "--cpp").exit_code == 0
+    made = wheel(tmp_path / "my_ops", tmp_path / "wheels")
+    zipfile.ZipFile(made).extractall(tmp_path / "installed")
+    away = tmp_path / "away"
+    shutil.copytree(tmp_path / "my_ops" / "tests", away)
+    paths = os.pathsep.join([str(tmp_path / "installed"), str(ROOT)])
+    run = {"cwd": away, "capture_output": True, "text": True}
+    run["env"] = {"PATH": "/usr/bin:/bin", "PYTHONPATH": paths}
+    done = subprocess.run([other, "-m", "pytest", "-q", "."], **run)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = subprocess.run([other, "-c", SAY], **run)  # type: ignore[call-overload]
+    mine, _, compiled = said.stdout.split()
+    assert (str(tmp_path) in mine, compiled) == (True, "True"), said.stderr
 
 
 @pytest.mark.slow

@@ -300,9 +300,12 @@ def test_a_malformed_entry_blocks_its_file(tmp_path: pathlib.Path, name: str) ->
 def test_what_no_op_can_be_is_skipped_with_its_line(tmp_path: pathlib.Path, name: str) -> None:
     text = entry(f"{name}If", ".GRAPH(body)") + entry(name, ADD)
     text += entry(f"{name}Odd", ".REQUIRED_ATTR(f, NamedAttrs)")
+    text += entry(f"{name}Word", ".ATTR(lambda, Float, 1.0).REQUIRED_ATTR(class, Int)")
     parsed = load(tmp_path, text)
     assert [one.name for one in parsed.prototypes] == [name]
-    graph, odd = parsed.skipped
+    graph, odd, word = parsed.skipped
+    assert word.where == f"{tmp_path}/ops.h:4"
+    assert word.why == "found the name 'class', which no argument of a torch operator can have"
     assert (graph.where, graph.malformed) == (f"{tmp_path}/ops.h:1", False)
     assert (odd.where, odd.malformed) == (f"{tmp_path}/ops.h:3", False)
     assert odd.why == "found attribute 'f' of NamedAttrs, which no torch type can hold"

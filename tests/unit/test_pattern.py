@@ -153,6 +153,48 @@ def test_none_bools_and_lists_bind() -> None:
     assert bound == [(3, 3.5, True), (2, None, False)]
 
 
+def test_a_list_of_dimensions_binds() -> None:
+    bound = []
+
+    @graft.pattern
+    def turned(x: Tensor, dims: list[int]) -> Tensor:
+        return torch.relu(x.permute(dims))
+
+    @turned.replace
+    def _(m: graft.Match) -> Tensor:
+        bound.append(list(m.dims))
+        return torch.relu(m.x).permute(m.dims)
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        swapped = x.transpose(-1, -2).relu()  # the same operator in the dialect
+        return x.permute(0, 2, 1, 3).relu(), y.t().relu(), swapped, y.sin().relu()
+
+    values = torch.randn(2, 3, 4, 5), torch.randn(3, 4)
+    program = compiled(fn, *values)
+    assert program.report.matches["turned"] == 3
+    assert sorted(bound) == [[0, 1, 3, 2], [0, 2, 1, 3], [1, 0]]
+    assert list(map(torch.equal, program(*values), fn(*values))) == [True] * 4
+    assert turned.check().fired > 0
+
+
+def test_a_list_of_dimensions_need_not_name_all() -> None:
+    @graft.pattern
+    def log_sum(x: Tensor, dims: list[int]) -> Tensor:
+        return torch.exp(x).sum(dims).log()
+
+    @log_sum.replace
+    def _(m: graft.Match) -> Tensor:
+        return torch.logsumexp(m.x, m.dims)
+
+    x = torch.randn(2, 3, 4).double()
+    for dims in ((-1,), (0, 2), (2, 0, 1)):
+        program = compiled(lambda x, dims=dims: x.exp().sum(dims).log(), x)
+        assert program.report.matches["log_sum"] == 1
+        torch.testing.assert_close(program(x), torch.logsumexp(x, dims))
+    kept = compiled(lambda x: x.exp().sum((1,), keepdim=True).log(), x)
+    assert kept.report.matches["log_sum"] == 0
+
+
 def test_a_tensor_or_a_number() -> None:
     bound = []
 
@@ -647,6 +689,12 @@ def test_ir_text_has_constants_lists_and_several_results() -> None:
             2,
             17,
             r"(?s)no aten::mul takes \(Tensor\).*aten::mul.Tensor\(Tensor self, Tensor other\)",
+        ),
+        (  # which is relu.out, if it is anything
+            "graph(%0 : Tensor):\n  %1 : Tensor = aten::relu(%0, %0)\n  return (%1)",
+            2,
+            17,
+            r"takes \(Tensor, Tensor\)\nThere are:\n  aten::relu\(Tensor self\) -> Tensor$",
         ),
         ("", 1, 1, "expected"),
         ("graph(%0 : Device):\n  return (%0)", 0, 0, "%0 is Device"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,6 @@ import torchgraft as graft
 from torchgraft import _torch
 from torchgraft._torch import generator
 from torchgraft.codegen import convolve, inductor, regions
-
-aten = torch.ops.aten
 
 aten = torch.ops.aten
 
@@ -155,16 +154,68 @@ def test_a_batched_product_is_generated_where_its_weights_are_constant(
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("rows", "blocks"), [(1, {1}), (3, {3}), (8, {8}), (16, {8}), (19, {8, 3})], ids=str
+)
+def test_a_product_has_code_for_the_rows_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, rows: int, blocks: set[int]
+) -> None:
+    import torch._inductor.compile_fx  # torch 2.11: its templates cannot be imported first
+    from torch._inductor.codegen import cpp_micro_gemm
+    from torch._inductor.codegen.common import KernelTemplate
+
+    before = KernelTemplate._template_from_string, cpp_micro_gemm.create_micro_gemm
+    sources: list[str] = []
+    plain = cpp_micro_gemm.CppMicroGemmFP32Vec.codegen_define
+
+    def define(self: object, kernel: object) -> str:
+        sources.append(plain(self, kernel))
+        return sources[-1]
+
+    monkeypatch.setattr(cpp_micro_gemm.CppMicroGemmFP32Vec, "codegen_define", define)
+    monkeypatch.setattr(generator, "is_amd", lambda: True)
+    model, x = nn.Sequential(nn.Linear(24, 40), nn.ReLU()).eval(), torch.randn(rows, 24)
+    compiled = graft.compile(model, (x,), inductor={"fx_graph_cache": False})
+    if not sources:
+        pytest.skip("this processor has another kernel for products")
+    for source in sources:
+        found = {int(block) for block in re.findall(r"_kernel<(\d+), \d+, accum", source)}
+        assert found == blocks, source
+    with torch.no_grad():
+        expected = model.double()(x.double())
+    torch.testing.assert_close(compiled(x).double(), expected, rtol=1e-5, atol=1e-5)
+    after = KernelTemplate._template_from_string, cpp_micro_gemm.create_micro_gemm
+    assert after == before
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(1, False), (6, False), (7, True)])
+def test_gcc_is_asked_for_more_where_there_are_many_rows(
+    monkeypatch: pytest.MonkeyPatch, rows: int, expected: bool
+) -> None:
+    """Other flags are another precompiled header, which takes gcc longer than a product."""
+    monkeypatch.setattr(generator, "is_amd", lambda: True)
+    given: list[object] = []
+    plain = generator.compile_graph
+
+    def spy(*args: object, **kwargs: object) -> object:
+        given.append(kwargs["many_rows"])
+        return plain(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(generator, "compile_graph", spy)
+    graft.compile(nn.Linear(24, 24).eval(), (torch.randn(rows, 24),))
+    assert given == [expected]
+
+
 def test_gcc_keeps_sums_in_registers() -> None:
     from torch._inductor import cpp_builder
 
     compiler = generator.has_compiler()
     assert compiler is not None
-    with generator.gcc_scalars():
+    with generator.gcc_flags():
         inside = cpp_builder.CppOptions(compiler=compiler).get_cflags()
     outside = cpp_builder.CppOptions(compiler=compiler).get_cflags()
     assert [flag for flag in inside if flag not in outside] == [f"-{f}" for f in generator._SCALARS]
-    assert not generator._takes_scalars("no-such-compiler")
+    assert not generator._takes("no-such-compiler")
 
 
 @pytest.mark.parametrize(
@@ -261,40 +312,77 @@ def test_code_still_asks_behind_a_kernel_of_somebody_elses() -> None:
         compiled(torch.randn(3, 4))
 
 
-def test_a_package_with_few_rows_takes_new_weights(tmp_path: Path) -> None:
-    """The generator packs weights in its own way, which cannot be repeated for others."""
-    model, other = nn.Linear(16, 16).eval(), nn.Linear(16, 16).eval()
-    x = torch.randn(1, 16)
-    graft.compile(model, (x,)).save(tmp_path / "linear.graft")
-    loaded = graft.load(tmp_path / "linear.graft")
-    loaded.load_state_dict(other.state_dict())
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(x), other(x), rtol=1e-4, atol=1e-5)
+class Part(nn.Module):
+    """A product with a part of its weights, which lies somewhere in their memory."""
+
+    def __init__(self, computed: bool) -> None:
+        super().__init__()
+        self.computed = computed
+        self.weight = nn.Parameter(torch.randn(48, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.weight * 2 if self.computed else self.weight
+        return nn.functional.linear(x, weight[16:32]).relu()
 
 
-def test_the_relu_of_a_product_is_joined_with_it() -> None:
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
-    x = torch.randn(3, 8)
-    gm = region(model, x)
-    inductor.join_relu(gm, "cuda")
-    assert not gm.graph.find_nodes(op="call_function", target=aten._addmm_activation.default)
-    inductor.join_relu(gm, "cpu")
-    calls = [node.target for node in gm.graph.nodes if "addmm" in str(node.target)]
-    assert calls == [aten._addmm_activation.default, aten.addmm.default]
-    torch.testing.assert_close(gm(x)[0], model(x))
+class Batched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 16, 24))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x.expand(3, -1, -1), self.weight).relu()
 
 
-def test_a_product_that_is_read_before_its_relu_stays() -> None:
-    linear, x = nn.Linear(8, 16), torch.randn(3, 8)
+@pytest.mark.parametrize("mode", ["default", "max-autotune"])
+def test_a_part_of_computed_weights_is_that_part(mode: str) -> None:
+    model, x = Part(computed=True), torch.randn(3, 16)
+    compiled = graft.compile(model, (x,), mode=mode)
+    torch.testing.assert_close(compiled(x), model(x).detach(), rtol=1e-4, atol=1e-5)
 
-    class Both(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = linear(x)
-            return y.relu() + y
 
-    gm = region(Both(), x)
-    inductor.join_relu(gm, "cpu")
-    assert not gm.graph.find_nodes(op="call_function", target=aten._addmm_activation.default)
+PACKED = {
+    "linear": (lambda: nn.Sequential(nn.Linear(16, 20), nn.ReLU()), torch.float32),
+    "half": (lambda: nn.Linear(16, 20).bfloat16(), torch.bfloat16),  # packed in pairs
+    "part": (lambda: Part(computed=False), torch.float32),
+    "computed part": (lambda: Part(computed=True), torch.float32),
+    "batched": (Batched, torch.float32),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PACKED)
+def test_a_package_has_the_products_of_a_fresh_program_and_takes_new_weights(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def generates(flops: float, is_constant: bool) -> bool:
+        asked.append(flops)
+        return True
+
+    monkeypatch.setattr(inductor, "_generates", generates)
+    make, dtype = PACKED[name]
+    model, other, x = make().eval(), make().eval(), torch.randn(3, 16, dtype=dtype)
+    with torch._inductor.config.patch(force_disable_caches=True):  # or nobody may ask
+        compiled = graft.compile(model, (x,))
+    fresh, asked = asked, []
+    compiled.save(tmp_path / "model.graft")
+    assert asked == fresh != []
+    loaded = graft.load(tmp_path / "model.graft")
+    assert torch.equal(loaded(x), compiled(x))  # the same code on the same numbers
+    state = {key: inside(value) for key, value in other.state_dict().items()}
+    for program in (loaded, graft.load(tmp_path / "model.graft", weights=state)):
+        program.load_state_dict(state)
+        tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(program(x), other(x).detach(), **tolerance)
+
+
+def inside(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor somewhere in other memory."""
+    memory = torch.full((tensor.numel() + 9,), 1e6, dtype=tensor.dtype)
+    memory[5:-4] = tensor.flatten()
+    return memory[5:-4].view(tensor.shape)
 
 
 @pytest.mark.slow

@@ -121,6 +121,13 @@ def is_fake(value: Any) -> bool:
     return isinstance(value, FakeTensor)
 
 
+def has_values(tensor: Tensor) -> bool:
+    """Whether a tensor's values can be read: none of a trace can, nor those of a meta tensor."""
+    from torch._subclasses.fake_tensor import is_fake
+
+    return not (tensor.is_meta or is_fake(tensor))
+
+
 @contextlib.contextmanager
 def faking(mode: Any) -> Iterator[None]:
     """Run operators on fake tensors, real constants allowed, no new symbols recorded."""

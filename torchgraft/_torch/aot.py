@@ -6,9 +6,6 @@ import contextlib
 import json
 import os
 import pathlib
-import signal
-import subprocess
-import sys
 import tempfile
 import weakref
 import zipfile
@@ -20,7 +17,15 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft._torch import Flat, fake_mode_of
-from torchgraft._torch.generator import GRAPH_IDS, freeze, gcc_scalars, joint_passes
+from torchgraft._torch.derived import Derived
+from torchgraft._torch.generator import (
+    GRAPH_IDS,
+    freeze,
+    gcc_flags,
+    joint_passes,
+    products,
+    rebase,
+)
 
 
 def compile(
@@ -31,11 +36,13 @@ def compile(
     path: str,
     folded: Callable[[GraphModule, Node, Tensor], None],
     onednn: bool = False,
+    generates: Callable[[float, bool], bool] | None = None,
 ) -> dict[str, Tensor]:
     """`compile_graph` for inference into a shared library at `path`, which holds no constants.
 
     Gives the tensors that are to be bound to it, by the library's names. No code depends on their
-    values, only on what their types say; `folded` is told how each folded one came about.
+    values, only on what their types say; `folded` is told how each one came about that was folded,
+    or packed for a generated product.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx, config
@@ -54,11 +61,12 @@ def compile(
     settings |= {"freezing": True, "freezing_discard_parameters": False} if frozen else {}
     constants: dict[str, Tensor] = {}
     with (
+        products(generates),
         config.patch({**settings, **options}),
         tracing(TracingContext(mode)),
         V.set_aot_compilation(True),
         config.patch(compile_fx.get_cpp_wrapper_config()),  # on CUDA: tuned now, kernels kept
-        gcc_scalars(),
+        gcc_flags(library=True),
         _watched_folds(folded),
         _watched_constants(constants),
     ):
@@ -68,23 +76,28 @@ def compile(
             # For a library, torch leaves MKL out: a weight that MKL packed cannot be moved, and so
             # not be saved. Here each is packed where the library is loaded.
             gm, extra = freeze(gm, inputs, onednn)
+        rebase(gm, folded)
         output = next(iter(reversed(gm.graph.nodes)))
         output.meta["user_visible_output_idxs"] = [
             i for i, value in enumerate(output.args[0]) if isinstance(value, Node)
         ]
         allow, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
         try:
-            compile_fx.compile_fx_inner(
-                gm,
-                inputs,
-                cudagraphs=BoxedBool(False),
-                graph_id=next(GRAPH_IDS),
-                is_inference=True,
-                cpp_wrapper=True,
-                **extra,
-            )
+            with Derived() as derived:
+                compile_fx.compile_fx_inner(
+                    gm,
+                    inputs,
+                    cudagraphs=BoxedBool(False),
+                    graph_id=next(GRAPH_IDS),
+                    is_inference=True,
+                    cpp_wrapper=True,
+                    **extra,
+                )
         finally:
             mode.allow_non_fake_inputs = allow
+    for tensor in constants.values():
+        if (steps := derived.steps(tensor)) is not None:
+            folded(steps, steps.graph.output_node().args[0], tensor)
     made = pathlib.Path(path)
     for nodes in made.parent.glob("*.wrapper.json"):  # calls that go through the dispatcher
         nodes.rename(made.with_suffix(".json"))
@@ -153,25 +166,6 @@ def _watched_constants(constants: dict[str, Tensor]) -> Iterator[None]:
         yield
     finally:
         AotCodeCompiler.compile = original  # type: ignore[method-assign]
-
-
-_PROBE = """
-import sys, torch
-torch.zeros(1, device="cuda")
-torch._C._aoti.AOTIModelContainerRunnerCuda(sys.argv[1], 1, "cuda", "")
-"""
-
-
-def crash(path: str) -> str | None:
-    """How a process ends that loads a library for CUDA; None where it lives. Not all that torch
-    makes can be loaded: with torch 2.11 and CUDA 13 on one machine, no library could, and the
-    first attempt ended the process. So the first one is tried in another process."""
-    if not sys.executable:
-        return None
-    done = subprocess.run([sys.executable, "-c", _PROBE, path], capture_output=True, text=True)
-    if done.returncode >= 0:  # an exception is met again, and told, by who loads it
-        return None
-    return signal.strsignal(-done.returncode) or f"signal {-done.returncode}"
 
 
 def load(path: str, device: torch.device, constants: Mapping[str, Tensor]) -> Flat:

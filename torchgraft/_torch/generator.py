@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 import math
+import os
 import pathlib
 import platform
 import subprocess
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
-from torchgraft._torch import Flat, fake_mode_of
+from torchgraft._torch import Flat, fake_mode_of, rows
 
 
 def known_options() -> frozenset[str]:
@@ -78,6 +79,8 @@ def compile_graph(
     own: Callable[[Any], Any] = lambda constant: constant,
     onednn: bool = False,
     generates: Callable[[float, bool], bool] | None = None,
+    many_rows: bool = True,
+    finish: Callable[[GraphModule], None] | None = None,
 ) -> Flat:
     """Generate code for a graph decomposed as Inductor wants it; `gm` is changed.
 
@@ -85,7 +88,9 @@ def compile_graph(
     the graph is functional and decomposed: its joint passes, freezing where weights are held, then
     `compile_fx_inner`. What is left of the constants after freezing goes through `own`. With
     `generates(operations, is constant)`, code is generated for those matrix products for whose
-    size and second operand it holds; the others are library calls, and nothing is timed.
+    size and second operand it holds; the others are library calls, and nothing is timed. gcc needs
+    `gcc_flags` only for products of `many_rows`, and another precompiled header then. `finish`
+    changes a frozen graph whose convolutions are computed channels last.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx, config
@@ -97,22 +102,23 @@ def compile_graph(
     settings: dict[str, Any] = {}
     if frozen:
         settings |= {"freezing": True, "freezing_discard_parameters": False}
-    if generates is not None:
-        settings |= {"max_autotune": True, "max_autotune_gemm_backends": "ATEN,CPP"}
     with (
+        products(generates),
         config.patch({**settings, **options}),
         tracing(TracingContext(mode)),
         _torch.lazily(),
-        gcc_scalars(),
-        _untimed(generates) if generates is not None else contextlib.nullcontext(),
+        gcc_flags() if many_rows else contextlib.nullcontext(),
     ):
         if is_inference:
             gm = joint_passes(gm, inputs)
         extra: dict[str, Any] = {}
         if frozen:
             gm, extra = freeze(gm, inputs, onednn)
+            if finish is not None and extra["layout_opt"]:
+                finish(gm)
             for node in gm.graph.find_nodes(op="get_attr"):
                 setattr(gm, node.target, own(getattr(gm, node.target)))
+        rebase(gm)
         output = next(iter(reversed(gm.graph.nodes)))
         output.meta["user_visible_output_idxs"] = [
             i for i, value in enumerate(output.args[0]) if isinstance(value, Node)
@@ -136,6 +142,25 @@ def compile_graph(
     return getattr(code, "current_callable", None) or code
 
 
+def call_channels_last(op: Any) -> None:
+    """Generated code calls `op` on images and matrices of images that lie channels last."""
+    from torch._inductor import ir
+    from torch._inductor.lowering import fallback_handler, register_lowering
+
+    call = fallback_handler(op, add_to_fallback_set=False)  # type: ignore[no-untyped-call]
+
+    def lower(*args: Any) -> Any:
+        laid = (
+            ir.ExternKernel.require_channels_last(arg)
+            if isinstance(arg, ir.TensorBox) and len(arg.get_size()) == 4
+            else arg
+            for arg in args
+        )
+        return call(*laid)
+
+    register_lowering(op, type_promotion_kind=None)(lower)
+
+
 def laid_out() -> Any:
     """The operator with which Inductor writes a value to memory, in the order of given strides."""
     from torch._inductor import inductor_prims
@@ -144,8 +169,21 @@ def laid_out() -> Any:
 
 
 @contextlib.contextmanager
+def products(generates: Callable[[float, bool], bool] | None) -> Iterator[None]:
+    """Inductor has one choice for each product, generated code or a library, and so need not time
+    any; None: it is asked for libraries only."""
+    from torch._inductor import config
+
+    if generates is None:
+        yield
+        return
+    settings = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN,CPP"}
+    with config.patch(settings), _untimed(generates):
+        yield
+
+
+@contextlib.contextmanager
 def _untimed(generates: Callable[[float, bool], bool]) -> Iterator[None]:
-    """Inductor has one choice for each product and so need not time any."""
     from torch._inductor import ir
     from torch._inductor.select_algorithm import ExternKernelCaller, get_algorithm_selector_cache
     from torch._inductor.virtualized import V
@@ -172,7 +210,8 @@ def _untimed(generates: Callable[[float, bool], bool]) -> Iterator[None]:
     choosers = get_algorithm_selector_cache().preprocessing_fns
     choosers.append(choose)
     try:
-        yield
+        with rows.fitted():
+            yield
     finally:
         choosers.remove(choose)
 
@@ -188,16 +227,20 @@ stores to 16 multiplications, twice the time (gcc 12)."""
 
 
 @contextlib.contextmanager
-def gcc_scalars() -> Iterator[None]:
-    """C++ is compiled with `_SCALARS`, where the compiler takes them."""
+def gcc_flags(*, library: bool = False) -> Iterator[None]:
+    """C++ is compiled with `_SCALARS`, where the compiler takes them, and a library for others to
+    load is linked to the C++ library that they have."""
     from torch._inductor import cpp_builder
 
     original = cpp_builder._get_optimization_cflags
 
     def flags(compiler: str, *args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
         compile_flags, link_flags = original(compiler, *args, **kwargs)
-        more = [f"-{flag}" for flag in _SCALARS] if _takes_scalars(compiler) else []
-        return [*compile_flags, *more], link_flags
+        if _takes(compiler, *(f"--{flag}" for flag in _SCALARS)):
+            compile_flags = [*compile_flags, *(f"-{flag}" for flag in _SCALARS)]
+        if library and _takes(compiler, "-shared", f"-{_SHARED}", link=True):
+            link_flags = [*link_flags, _SHARED]
+        return compile_flags, link_flags
 
     cpp_builder._get_optimization_cflags = flags  # type: ignore[assignment]
     try:
@@ -206,9 +249,16 @@ def gcc_scalars() -> Iterator[None]:
         cpp_builder._get_optimization_cflags = original
 
 
+_SHARED = "l:libstdc++.so.6"
+"""A compiler that finds the C++ library only as an archive gives each library a copy of it. Two
+copies in a process share half of their state: AOTInductor's constructor for CUDA, which uses a
+stream of characters, then ends the process."""
+
+
 @functools.cache
-def _takes_scalars(compiler: str) -> bool:
-    command = [compiler, *(f"--{flag}" for flag in _SCALARS), "-x", "c++", "-E", "-"]
+def _takes(compiler: str, *flags: str, link: bool = False) -> bool:
+    action = ["-o", os.devnull] if link else ["-E"]
+    command = [compiler, "-x", "c++", "-", *action, *flags]
     try:
         tried = subprocess.run(command, input=b"", capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
@@ -256,6 +306,26 @@ def freeze(
             freezing.convert_conv_weights_to_channels_last(gm)
         gm, _ = freezing.freeze(gm, gm, list(inputs))
     return gm, {"layout_opt": layout}
+
+
+def rebase(
+    gm: GraphModule, told: Callable[[GraphModule, Node, Tensor], None] = lambda *_: None
+) -> None:
+    """Let each constant begin where its memory does; `told` gets a copy before it takes its place.
+
+    Inductor (to 2.13) packs the weights of a generated product from the beginning of their memory,
+    wherever in it they lie: those of a slice would be others.
+    """
+    for node in gm.graph.find_nodes(op="get_attr"):
+        held = getattr(gm, node.target)
+        if not isinstance(held, Tensor) or held.layout != torch.strided or not held.numel():
+            continue
+        if held.storage_offset() != 0:
+            ends = zip(held.shape, held.stride(), strict=True)
+            span = 1 + sum((size - 1) * step for size, step in ends)
+            copy = held.as_strided((span,), (1,)).clone().as_strided(held.shape, held.stride())
+            told(gm, node, copy)
+            setattr(gm, node.target, copy)
 
 
 def is_intel() -> bool:

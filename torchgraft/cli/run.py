@@ -70,11 +70,21 @@ def run(
         plugin.load(folder)
     sys.argv = [script, *args]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
+    _for_children()
     try:
         runpy.run_path(script, run_name="__main__")
     except Exception as error:
         _show(error, script)
         raise SystemExit(1) from None
+
+
+def _for_children() -> None:
+    """Let processes that the script starts find the packages: `torch.multiprocessing.spawn` hands
+    on `sys.path`, and `torchrun` the environment."""
+    ours = compat.python_path(force=True).split(os.pathsep)
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join([*ours, *filter(None, known)])
+    sys.path[1:1] = ours
 
 
 def _show(error: Exception, script: str) -> None:

@@ -33,7 +33,6 @@ def as_products(gm: GraphModule, mode: Any) -> None:
     gm.meta["fake_mode"] = mode
     for node in small:
         _Convolution(gm, node).replace()
-    del gm.meta["fake_mode"]  # Inductor's cache key holds `meta`, and no mode can be pickled
 
 
 def _is_small(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import collections
 import operator
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ def decide(
             places[node] = places[source]
         else:
             places[node] = known.get(node) or _place(node, config, forced, machine)
-    report.notes += forced.unused()
+    report.notes += forced.unused(calls, report.front_end)
     _link(calls, places)
     if spread.wanted(config, report.device) and not any("piece" in node.meta for node in calls):
         found = spread.spread(
@@ -100,16 +101,25 @@ class _Forced:
                         return Place(ATEN, f"{shown} is in torch_executed_modules", "forced module")
         return None
 
-    def unused(self) -> list[str]:
-        """A note for each wish that met no node."""
-        ops = [
+    def unused(self, calls: Sequence[Node], front_end: str) -> list[str]:
+        """A note for each wish that met no node, and a warning where none could."""
+        notes = [
             f"torch_executed_ops: no node is {name}" for name, met in self.ops.items() if not met
         ]
-        return ops + [
-            f"torch_executed_modules: no node is in {name}"
-            for name, met in self.modules.items()
-            if not met
-        ]
+        unmet = [name for name, met in self.modules.items() if not met]
+        notes += [f"torch_executed_modules: no node is in {name}" for name in unmet]
+        known = any(path for node in calls for path, _ in mark.modules_of(node))
+        if unmet and front_end == "script" and not known:
+            notes.append(_NO_MODULES)
+            warnings.warn(f"torchgraft: {_NO_MODULES}", stacklevel=2)
+        return notes
+
+
+_NO_MODULES = (
+    "torch_executed_modules has no effect: no node of this program says which module it is of. "
+    "A ScriptModule that was frozen and then saved has forgotten it: save it unfrozen, or name "
+    "operators in torch_executed_ops"
+)
 
 
 def _text(module: object) -> str:
@@ -119,6 +129,8 @@ def _text(module: object) -> str:
 def _is_module(wish: str, path: str, kind: str) -> bool:
     """A path, a class name (qualified or not), or a regular expression for either."""
     if wish in (path, kind, kind.rpartition(".")[2]):
+        return True
+    if kind.startswith("?.") and wish.endswith(kind[1:]):  # where it is defined was forgotten
         return True
     return any(re.fullmatch(wish, text) for text in (path, kind) if text)
 

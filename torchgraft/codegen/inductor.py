@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft._torch import generator
-from torchgraft.codegen import convolve
+from torchgraft.codegen import convolve, epilogue
 from torchgraft.config import Config
+from torchgraft.fx import meta
 from torchgraft.fx.cost import flops_of, has_formula
 from torchgraft.fx.decompose import decompose
 from torchgraft.fx.dialect import is_view
@@ -35,27 +37,106 @@ def generate(
     """Code for one region. `gm` is the generator's to change; constants it keeps go through
     `own`, which copies those that belong to the caller. Where the caller has `checked` sizes and
     strides of all inputs, the code need not do so again."""
+    task = prepared(gm, inputs, config, is_inference=is_inference, checked=checked)
+    return generator.compile_graph(
+        task.gm,
+        inputs,
+        options=task.options,
+        is_inference=is_inference,
+        is_backward=is_backward,
+        own=own,
+        onednn=task.onednn,
+        generates=task.generates,
+        many_rows=task.many_rows,
+        # The operator is a call of Python's, which costs more than it gains unless captured.
+        finish=epilogue.join_convolutions if config.mode == "reduce-overhead" else None,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A region as Inductor is to get it, and how it is to be told so."""
+
+    gm: GraphModule
+    options: dict[str, Any]
+    onednn: bool
+    generates: Callable[[float, bool], bool] | None
+    many_rows: bool  # of products that are generated
+
+
+def prepared(
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    config: Config,
+    *,
+    is_inference: bool = True,
+    checked: bool = False,
+) -> Task:
+    """What is decided about a region before Inductor sees it, for this process or for a library:
+    who computes its products, and with which options. `gm` is changed."""
     options = options_for(inputs, config)
     timed = config.mode == "max-autotune"
     if is_inference and not timed and generator.is_amd():
         convolve.as_products(gm, _torch.fake_mode_of(inputs))
     own_products = not timed and _by_generator(_products(gm))
+    many_rows = own_products and _has_many_rows(gm)
     if checked and all(map(_lays_out, gm.graph.nodes)):
         options = _UNASKED | options
     onednn = by_onednn(gm)
     gm = decompose(gm, inputs, _torch.inductor_decompositions())
+    gm.meta.pop("fake_mode", None)  # Inductor's cache key holds `meta`, and no mode can be pickled
+    hold_views(gm, _torch.fake_mode_of(inputs))
     if not timed:  # it compares kernels with epilogues of their own
-        join_relu(gm, "cuda")
-    return generator.compile_graph(
-        gm,
-        inputs,
-        options=options,
-        is_inference=is_inference,
-        is_backward=is_backward,
-        own=own,
-        onednn=onednn,
-        generates=_generates if own_products else None,
-    )
+        epilogue.join_products(gm)
+    return Task(gm, options, onednn, _generates if own_products else None, many_rows)
+
+
+def hold_views(gm: GraphModule, mode: Any) -> None:
+    """Lay out what outputs with gaps are views of as their types say: who reads an output elsewhere
+    counts on its strides, and Inductor keeps those of outputs without gaps only. `mode` is the fake
+    mode of the graph's values."""
+    for output in meta.outputs_of(gm):
+        base = _viewed(output)
+        if base is output or base.op != "call_function" or _is_dense(output.meta["val"]):
+            continue
+        value = base.meta["val"]
+        with gm.graph.inserting_after(base):
+            laid = gm.graph.call_function(generator.laid_out(), (base, list(value.stride())))
+        with mode:  # a value of its own: Inductor takes one that two nodes have for one memory
+            same = torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=value.device
+            )
+        laid.meta |= base.meta | {"val": same}
+        for user in [user for user in base.users if user is not laid]:
+            user.replace_input_with(base, laid)
+    gm.recompile()
+
+
+def _viewed(node: Any) -> Any:
+    """The value that a value is a view of, or itself."""
+    while isinstance(node, Node) and node.op == "call_function" and is_view(node):
+        source = node.args[0]
+        if not isinstance(source, Node):
+            break
+        if not isinstance(source.meta.get("val"), Tensor) and not is_view(source):
+            break  # one of several results
+        node = source
+    return node
+
+
+def _is_dense(value: Any) -> bool:
+    """Whether a value has no gaps; one whose sizes are not known yet may have some."""
+    if not isinstance(value, Tensor):
+        return True
+    dims = [(step, size) for size, step in zip(value.shape, value.stride(), strict=True)]
+    if not all(isinstance(number, int) for dim in dims for number in dim):
+        return False
+    filled = 1
+    for step, size in sorted(dims):
+        if size != 1 and step != filled:
+            return False
+        filled *= size
+    return True
 
 
 def options_for(inputs: Sequence[Any], config: Config) -> dict[str, Any]:
@@ -82,24 +163,6 @@ def _lays_out(node: Node) -> bool:
     return not has_formula(node.target) and not _torch.is_fallback(node.target)
 
 
-def join_relu(gm: GraphModule, device: str) -> None:
-    """Let cuBLAS do the relu of a product with bias: otherwise it is a kernel of its own."""
-    for relu in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default):
-        product = relu.args[0]
-        if product.target is not torch.ops.aten.addmm.default or len(product.users) > 1:
-            continue
-        bias = product.args[0].meta["val"]
-        if product.kwargs or bias.ndim != 1 or bias.device.type != device:
-            continue
-        with gm.graph.inserting_before(relu):
-            joined = gm.graph.call_function(torch.ops.aten._addmm_activation.default, product.args)
-        joined.meta |= relu.meta
-        relu.replace_all_uses_with(joined)
-        gm.graph.erase_node(relu)
-        gm.graph.erase_node(product)
-    gm.recompile()
-
-
 FEW_ROWS, FEW_FLOPS = 6, 2e5
 """Up to so many rows, or operations, the generator's own product with constant weights beats those
 of libraries by 2. On AMD's processors, where it was measured, it is as fast as any with more too,
@@ -123,15 +186,23 @@ _PRODUCTS = {  # where the rows are
 
 def _products(gm: GraphModule) -> list[tuple[int, int]]:
     """Rows and operations of each product with constant weights on CPU."""
-    found = []
+    return [(rows, flops) for rows, flops, is_held in _all_products(gm) if is_held]
+
+
+def _has_many_rows(gm: GraphModule) -> bool:
+    """Whether code may be generated for a product with many rows, if for any."""
+    return any(rows > FEW_ROWS and flops <= LARGE for rows, flops, _ in _all_products(gm))
+
+
+def _all_products(gm: GraphModule) -> Iterator[tuple[int, int, bool]]:
+    """Rows and operations of each product on CPU, and whether its weights are constant."""
     for node in gm.graph.nodes:
         if node.target in _PRODUCTS:
             data, weight = node.args[_PRODUCTS[node.target] :][:2]
             value = data.meta["val"]
             rows = value.shape[-2]
-            if value.device.type == "cpu" and isinstance(rows, int) and _is_held(weight):
-                found.append((rows, flops_of(node)))
-    return found
+            if value.device.type == "cpu" and isinstance(rows, int):
+                yield rows, flops_of(node), _is_held(weight)
 
 
 def _is_held(node: Node) -> bool:

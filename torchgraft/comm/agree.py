@@ -20,7 +20,7 @@ from torch import Tensor
 from torchgraft._torch import groups
 from torchgraft.comm import fit, wait
 from torchgraft.comm.group import find
-from torchgraft.errors import CollectiveFailed, RanksDiffer, first_line
+from torchgraft.errors import CollectiveFailed, NoGroup, RanksDiffer, first_line
 from torchgraft.plan import Collective, Plan, buffers, literal
 
 _GRACE = 5.0
@@ -59,7 +59,8 @@ class Guard:
         with self._lock:
             if not self._has_agreed():
                 self._meet()
-                for name, talk in self._talks.items():
+                # In one order on every rank, whatever its plan does first: no waiting in a circle.
+                for name, talk in sorted(self._talks.items()):
                     talk.agree(name, _entries(self._plan, name), self._frame)
                 self._agreed = True
 
@@ -76,12 +77,21 @@ class Guard:
                 talk.refuse(error)
 
     def _meet(self) -> None:
-        """Open a conversation in each group of the plan."""
+        """Open a conversation in each group of the plan. Where there is no such group here, the
+        ranks of the others hear of it: they would wait."""
         firsts: dict[str, tuple[Any, Collective, int]] = {}
+        unknown: NoGroup | None = None
         for number, step in enumerate(self._plan.steps):
             if isinstance(step, Collective) and step.group not in firsts:
-                firsts[step.group] = (find(step.group, said(step), step.line), step, number)
+                try:
+                    firsts[step.group] = (find(step.group, said(step), step.line), step, number)
+                except NoGroup as error:
+                    unknown = unknown or error
         self._talks = {name: _Talk(*first) for name, first in firsts.items()}
+        if unknown is not None:
+            for talk in self._talks.values():
+                talk.refuse(unknown)
+            raise unknown
 
     def same_sizes(self, number: int, args: Sequence[Any]) -> None:
         """Compare the sizes of a collective that were not known before it runs."""
@@ -196,25 +206,30 @@ class _Talk:
 
     def exchange(self, number: int, step: Collective, args: Sequence[Any]) -> None:
         """Compare the actual sizes of a collective."""
-        turn = self._store.add(f"{self._name}/turns/{self.rank}", 1)
-        entry = fit.Entry(
-            number,
-            step.kind,
-            _actual(args),
-            [literal(arg) for arg in args[:-1] if not _tensors(arg)],
-        )
-        keys = [f"{self._name}/sizes/{turn}/{rank}" for rank in range(self.size)]
+        plain = [literal(arg) for arg in args[:-1] if not _tensors(arg)]
+        entry = fit.Entry(number, step.kind, _actual(args), plain)
+        ranks, topic = list(range(self.size)), "sizes"
+        if fit.is_letter(entry):  # between two ranks; the others know nothing of it
+            ranks = sorted((self.rank, int(plain[0])))
+            way = "from" if (entry.kind == "send") is (self.rank == ranks[0]) else "to"
+            topic = f"letters/{ranks}/{way}/{plain[1]}"
+        turn = self._store.add(f"{self._name}/{topic}/turns/{self.rank}", 1)
+        keys = {rank: f"{self._name}/{topic}/{turn}/{rank}" for rank in ranks}
         self._store.set(keys[self.rank], json.dumps(entry.data()))
-        if missing := self._await(keys, self._timeout):
-            ranks = [keys.index(key) for key in missing]
-            why = _absent(ranks, self._timeout)
-            raise CollectiveFailed(said(step), step.group, number, step.line, self.rank, ranks, why)
-        found = fit.difference([[fit.Entry.of(self._read(key))] for key in keys])
+        if missing := self._await([*keys.values()], self._timeout):
+            absent = [rank for rank, key in keys.items() if key in missing]
+            why = _absent(absent, self._timeout)
+            where = (said(step), step.group, number, step.line, self.rank)
+            raise CollectiveFailed(*where, absent, why)
+        told: list[list[fit.Entry]] = [[] for _ in range(self.size)]
+        for rank, key in keys.items():
+            told[rank].append(fit.Entry.of(self._read(key)))
+        found = fit.difference(told)
         if found is not None:
             fix = f"{said(step)} has sizes that are known when it runs, and they must fit."
             raise RanksDiffer(step.group, *found, fix)
         if turn > 1:  # who is in this turn has read the one before
-            self._store.delete_key(f"{self._name}/sizes/{turn - 1}/{self.rank}")
+            self._store.delete_key(f"{self._name}/{topic}/{turn - 1}/{self.rank}")
 
     def roll_call(self, number: int) -> tuple[list[int], str]:
         """The ranks that are gone or silent after a failure, and that in words."""

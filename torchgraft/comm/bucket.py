@@ -61,8 +61,10 @@ def _rows(members: Sequence[Node], small: int) -> Iterator[list[Node]]:
 
 def _size(node: Node) -> float:
     """The bytes that a collective is given; infinite for one that stays alone."""
-    [value] = [used.meta.get("val") for used in node.all_input_nodes] or [None]
-    if kind_of(node) not in _KINDS or value is None or _torch.symbols_of(value):
+    if kind_of(node) not in _KINDS or len(node.all_input_nodes) != 1:
+        return math.inf
+    value = node.all_input_nodes[0].meta.get("val")
+    if value is None or _torch.symbols_of(value):
         return math.inf
     if kind_of(node) == "all_gather_into_tensor" and not value.ndim:
         return math.inf

@@ -47,6 +47,11 @@ def is_one_sided(entries: Sequence[Entry]) -> bool:
     return any(entry.kind in (*ONE_SIDED, "all_to_all_single") for entry in entries)
 
 
+def is_letter(entry: Entry) -> bool:
+    """Whether it is between two ranks alone."""
+    return entry.kind in ONE_SIDED
+
+
 Difference = tuple[int, int, str, str]
 """The step, the rank, what that rank has, and what another one has instead."""
 
@@ -63,7 +68,7 @@ def difference(ranks: Sequence[Sequence[Entry]]) -> Difference | None:
                 break
     if not found:
         found += [*_splits(together), *_letters(ranks)]
-    return min(found, default=None)
+    return min(found, default=None) or _circle(ranks)
 
 
 def _alike(one: Entry | None, two: Entry | None) -> bool:
@@ -95,6 +100,42 @@ def _splits(ranks: Sequence[Sequence[Entry]]) -> list[Difference]:
                 ours = f"rank {two}: {ranks[two][at]}, which gives it {gives[two][one]}"
                 found.append((ranks[one][at].step, one, theirs, ours))
     return found
+
+
+def _circle(ranks: Sequence[Sequence[Entry]]) -> Difference | None:
+    """The first rank that waits for ever although all that it waits for is there: a send is over
+    when its receive has begun, and a group's collectives run one after the other."""
+    left = [list(reversed(entries)) for entries in ranks]
+    while any(left):
+        heads = [entries[-1] if entries else None for entries in left]
+        ready = [rank for rank, head in enumerate(heads) if head and _meets(rank, head, heads)]
+        if not ready:
+            break
+        for rank in ready:
+            left[rank].pop()
+    stuck = [(entries[-1].step, rank) for rank, entries in enumerate(left) if entries]
+    if not stuck:
+        return None
+    step, rank = min(stuck)
+    mine = left[rank][-1]
+    if mine.kind in ONE_SIDED:
+        other = int(mine.args[0])
+    else:
+        other = next(r for r, entries in enumerate(left) if entries[-1].kind in ONE_SIDED)
+    return step, rank, f"{mine} first", f"rank {other}: {left[other][-1]} first"
+
+
+def _meets(rank: int, mine: Entry, heads: Sequence[Entry | None]) -> bool:
+    """Whether what a rank does next can happen, when the others are at these."""
+    if mine.kind not in ONE_SIDED:
+        return all(head is not None and head.kind not in ONE_SIDED for head in heads)
+    peer = int(mine.args[0])
+    theirs = heads[peer] if 0 <= peer < len(heads) else None
+    return (
+        theirs is not None
+        and theirs.kind == ONE_SIDED[1 - ONE_SIDED.index(mine.kind)]
+        and [int(theirs.args[0]), theirs.args[1]] == [rank, mine.args[1]]
+    )
 
 
 def _letters(ranks: Sequence[Sequence[Entry]]) -> list[Difference]:

@@ -27,7 +27,11 @@ class Done:
 
 
 def _peer(rank: int | None, group: Any, group_rank: int | None) -> int:
-    return group_rank if group_rank is not None else dist.get_group_rank(group, rank)  # type: ignore[arg-type]
+    found = group_rank if group_rank is not None else dist.get_group_rank(group, rank)  # type: ignore[arg-type]
+    for one in range(dist.get_world_size(group)):  # Dynamo may keep a number open; this one is not
+        if one == found:
+            return one
+    return found
 
 
 def _broadcast(

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from torchgraft.compat.notes import without_effect
+from torchgraft.compat.refused import Missing
 from torchgraft.compat.simulated import amp
-from torchgraft.errors import NotOnThisDevice
 
 __all__ = [
     "amp",
@@ -20,12 +20,16 @@ __all__ = [
     "get_amp_supported_dtype",
     "get_stream_limit",
     "init",
+    "ipc_collect",
     "is_available",
     "is_bf16_supported",
     "is_initialized",
+    "is_jit_compile_false",
     "matmul",
+    "mstx",
     "set_compile_mode",
     "set_option",
+    "set_per_process_memory_fraction",
     "set_stream_limit",
 ]
 
@@ -45,6 +49,15 @@ def init() -> None:
 
 def is_bf16_supported() -> bool:
     return True
+
+
+def is_jit_compile_false() -> bool:
+    """Whether operators are compiled ahead of time; here they always are."""
+    return True
+
+
+def ipc_collect() -> None:
+    """No process holds memory of another's device."""
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
@@ -75,6 +88,31 @@ def get_stream_limit(stream: Any) -> dict[str, int]:
     return {"cube_core_num": -1, "vector_core_num": -1}
 
 
+def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
+    """How much of the device's memory the process may take."""
+    without_effect(
+        "torch.npu.",
+        {"set_per_process_memory_fraction": "TORCHGRAFT_NPU_MEMORY limits a simulated device"},
+    )
+
+
+class mstx:
+    """Marks in a trace of the NPU's tools."""
+
+    @staticmethod
+    def mark(message: str, stream: Any = None) -> None:
+        without_effect("torch.npu.mstx.", {"mark": "use torch.profiler.record_function"})
+
+    @staticmethod
+    def range_start(message: str, stream: Any = None) -> int:
+        without_effect("torch.npu.mstx.", {"range_start": "use torch.profiler.record_function"})
+        return 0
+
+    @staticmethod
+    def range_end(range_id: int) -> None:
+        """Nothing was begun."""
+
+
 class _Accepted:
     """Settings of the real device: they keep what is written, and say that nothing comes of it."""
 
@@ -101,21 +139,29 @@ REFUSED = {
     "ExternalEvent": "Update a graph before it is replayed: NPUGraph.update, "
     "torch.npu.graph_task_update_begin.",
     "caching_allocator_alloc": "Use torch.empty(..., device='npu').",
+    **dict.fromkeys(
+        ("FloatTensor", "HalfTensor", "BFloat16Tensor", "DoubleTensor", "LongTensor", "IntTensor"),
+        "Use torch.tensor(..., dtype=..., device='npu').",
+    ),
+    "get_soc_version": "There is no chip here; ask for the operator that you need.",
+    **dict.fromkeys(
+        ("init_dump", "set_dump", "finalize_dump"),
+        "Use CompilerConfig().debug.data_dump, or graft.compile(..., verify=...).",
+    ),
+    "stress_detect": "There is no chip here to test.",
     "NPUPluggableAllocator": "TORCHGRAFT_NPU_MEMORY sets how much memory a simulated device has.",
 }
 """Of `torch.npu`, with the nearest that works."""
-
-
-class _Missing(NotOnThisDevice, AttributeError):
-    """So that `hasattr(torch.npu, name)` is an answer."""
 
 
 def attribute(name: str, known: Iterable[str]) -> Any:
     """`torch.npu.name` where the module has no such name; raises, and knows a typing error."""
     if name == "npugraph_ex":
         return importlib.import_module(name)
+    if name in ("memory", "random", "streams"):  # modules of torch_npu.npu, which is one here
+        return torch.npu  # type: ignore[attr-defined]
     if name in REFUSED:
-        raise _Missing(f"torch.npu.{name}", REFUSED[name])
+        raise Missing(f"torch.npu.{name}", REFUSED[name])
     close = difflib.get_close_matches(name, list(known), 1)
     hint = f". Did you mean {close[0]!r}?" if close else ""
     raise AttributeError(f"module 'torch.npu' has no attribute {name!r}{hint}")

@@ -35,16 +35,40 @@ class Mapped(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if func is torch.device:
+            return _device(self.kind, *args, **(kwargs or {}))
         args = tuple([mapped(arg, self.kind) for arg in args])
         named = {key: mapped(value, self.kind) for key, value in (kwargs or {}).items()}
-        if self.kind == "cpu":  # whose memory has no need to be pinned
-            if func is torch.Tensor.pin_memory:
-                return args[0].clone()
-            if named.get("pin_memory") is True:
-                named["pin_memory"] = False
-        if func is torch.device and args and isinstance(args[0], torch.device):
-            return args[0]
+        if self.kind == "cpu":
+            return _on_host(func, args, named)
         return func(*args, **named)
+
+
+def _on_host(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """A call where the CPU is every device: its memory has no need to be pinned, and a
+    number names it."""
+    if func is torch.Tensor.pin_memory:
+        return args[0].clone()
+    if named.get("pin_memory") is True:
+        named["pin_memory"] = False
+    if type(named.get("device")) is int:
+        named["device"] = torch.device("cpu")
+    if getattr(func, "__name__", "") in ("to", "_parse_to"):  # of tensors and of modules
+        args = tuple([torch.device("cpu") if type(arg) is int else arg for arg in args])
+    return func(*args, **named)
+
+
+def _device(kind: str, type: Any = None, index: int | None = None, **kwargs: Any) -> torch.device:
+    """`torch.device(...)`, for which `npu` and, on a CPU, a number are the device that stands
+    for the NPU."""
+    named = type if type is not None else kwargs.get("device")
+    if kind == "cpu" and isinstance(named, int):
+        return torch.device("cpu")
+    where = mapped(named, kind)
+    if where is named:
+        given = [] if type is None else [type]
+        return torch.device(*given, *([] if index is None else [index]), **kwargs)
+    return where if kind == "cpu" or index is None else torch.device(kind, index)
 
 
 def mapped(arg: Any, kind: str) -> Any:
@@ -84,11 +108,11 @@ def activate() -> None:
         return
     if getattr(torch, "npu", None) is not None:
         return
-    from torchgraft.compat import npu
+    from torchgraft.compat import cuda, npu
 
     chosen = kind()
     _UNDO.enter_context(Mapped(chosen))
-    _set(torch, "npu", npu)
+    _set(torch, "npu", cuda if chosen == "cuda" else npu)
     _set(torch.Tensor, "npu", _mover(chosen))
     _set(torch.nn.Module, "npu", _mover(chosen))
     _set(torch.Tensor, "is_npu", property(lambda self: self.device.type == chosen))
@@ -96,6 +120,7 @@ def activate() -> None:
     _set(torch.amp.autocast, "__init__", autocasts(lambda name: mapped(name, chosen)))
     _set(torch, "Generator", _generators(chosen))
     if chosen == "cpu":
+        _set(torch.Tensor, "record_stream", lambda self, stream: None)  # it waits for nobody
         _set(DistributedDataParallel, "__init__", _without_ids(DistributedDataParallel.__init__))
     _files()
 
@@ -130,11 +155,11 @@ def _files() -> None:
 def _mover(chosen: str) -> Callable[..., Any]:
     """`.npu()`, where torch_npu puts it."""
 
-    def npu(self: Any, device: Any = None, **kwargs: Any) -> Any:
+    def npu(self: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         where = f"npu:{device}" if isinstance(device, int) else device or "npu"
         if isinstance(self, torch.nn.Module):
             return self.to(mapped(where, chosen))
-        return self.to(mapped(where, chosen), non_blocking=bool(kwargs.get("non_blocking")))
+        return self.to(mapped(where, chosen), non_blocking=non_blocking, **kwargs)
 
     return npu
 

@@ -1,6 +1,5 @@
-"""`torch.npu` where another device stands for the NPU. On a CPU every call has ended when it
-returns, so streams and events there are names, which a compiled model takes for marks of its
-graph; on CUDA they are CUDA's own."""
+"""`torch.npu` where a CPU stands for the NPU. Every call has ended when it returns, so streams and
+events are names, which a compiled model takes for marks of its graph."""
 
 from __future__ import annotations
 
@@ -14,15 +13,10 @@ from typing import Any
 
 import torch
 
-from torchgraft.compat import common, graphs
-from torchgraft.compat import device as devices
+from torchgraft.compat import common
 from torchgraft.compat.common import *  # noqa: F403
+from torchgraft.compat.graphs import *  # noqa: F403
 from torchgraft.stream.markers import LABEL
-
-
-def _cuda() -> bool:
-    return devices.kind() == "cuda"
-
 
 _NUMBERS = itertools.count(1)
 
@@ -33,10 +27,10 @@ def _fresh() -> str:
     return f"npu_stream_{next(_NUMBERS)}"
 
 
-class _HostStream:
+class Stream:
     """A stream of the host: its work is done when the call returns."""
 
-    def __init__(self, priority: int = 0, label: str | None = None) -> None:
+    def __init__(self, device: Any = None, priority: int = 0, label: str | None = None) -> None:
         self.device, self.priority = torch.device("cpu"), priority
         self.label = label or _fresh()
 
@@ -45,33 +39,35 @@ class _HostStream:
     def query(self) -> bool:
         return True
 
-    def wait_stream(self, stream: _HostStream) -> None:
+    def wait_stream(self, stream: Stream) -> None:
         """Let this stream come after what the other has been given."""
         self.wait_event(stream.record_event())
 
-    def wait_event(self, event: _HostEvent) -> None:
+    def wait_event(self, event: Event) -> None:
         event.wait(self)
 
     def record_event(self, event: Any = None) -> Any:
-        event = event or _HostEvent()
+        event = event or Event()
         event.record(self)
         return event
 
 
-class _HostEvent:
+class Event:
     """An event of the host: a moment."""
 
-    def __init__(self, enable_timing: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> None:
         self._at, self._point = 0.0, None
 
-    def record(self, stream: _HostStream | None = None) -> None:
+    def record(self, stream: Stream | None = None) -> None:
         if torch.compiler.is_compiling():
             with _marked(stream or _current):
                 self._point = torch.ops.air.record()
         else:
             self._at = time.perf_counter()
 
-    def wait(self, stream: _HostStream | None = None) -> None:
+    def wait(self, stream: Stream | None = None) -> None:
         """Let a stream, or the current one, come after what was recorded."""
         if torch.compiler.is_compiling() and self._point is not None:
             with _marked(stream or _current):
@@ -82,43 +78,28 @@ class _HostEvent:
     def query(self) -> bool:
         return True
 
-    def elapsed_time(self, end: _HostEvent) -> float:
+    def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event to another."""
         return (end._at - self._at) * 1000
 
 
-def Stream(device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
-    """A new stream of the device that stands for the NPU."""
-    if not _cuda():
-        return _HostStream(priority)
-    make: Any = torch.cuda.Stream  # untyped in torch
-    return make(devices.mapped(device, "cuda"), priority)
-
-
-def Event(enable_timing: bool = False, **kwargs: Any) -> Any:
-    """A new event of the device that stands for the NPU."""
-    make: Any = torch.cuda.Event if _cuda() else _HostEvent  # the first is untyped in torch
-    return make(enable_timing)
-
-
 @contextlib.contextmanager
-def _marked(stream: _HostStream) -> Iterator[None]:
+def _marked(stream: Stream) -> Iterator[None]:
     """Inside, nodes of a graph are on the stream."""
     torch.ops.air.scope_enter([LABEL], [stream.label])
     yield
     torch.ops.air.scope_exit()
 
 
-_DEFAULT = _HostStream(label="default")
+_DEFAULT = Stream(label="default")
 _current = _DEFAULT
 
 
 @contextlib.contextmanager
-def stream(stream: Any) -> Iterator[None]:
-    """Inside, calls go to the stream."""
-    if _cuda():
-        with torch.cuda.stream(stream):
-            yield
+def stream(stream: Stream | None) -> Iterator[None]:
+    """Inside, calls go to the stream; with None, nothing changes."""
+    if stream is None:
+        yield
         return
     before = current_stream()
     set_stream(stream)
@@ -129,44 +110,37 @@ def stream(stream: Any) -> Iterator[None]:
         set_stream(before)
 
 
-def current_stream(device: Any = None) -> Any:
-    return torch.cuda.current_stream() if _cuda() else _current
+def current_stream(device: Any = None) -> Stream:
+    return _current
 
 
-def default_stream(device: Any = None) -> Any:
-    return torch.cuda.default_stream() if _cuda() else _DEFAULT
+def default_stream(device: Any = None) -> Stream:
+    return _DEFAULT
 
 
-def set_stream(stream: Any) -> None:
+def set_stream(stream: Stream) -> None:
     global _current
-    if _cuda():
-        torch.cuda.set_stream(stream)
-    else:
-        _current = stream
+    _current = stream
 
 
 def synchronize(device: Any = None) -> None:
     """Wait for all that was started."""
-    if _cuda():
-        torch.cuda.synchronize(devices.mapped(device, "cuda"))
 
 
 def device_count() -> int:
-    return torch.cuda.device_count() if _cuda() else 1
+    return 1
 
 
 def current_device() -> int:
-    return torch.cuda.current_device() if _cuda() else 0
+    return 0
 
 
 def set_device(device: Any) -> None:
     """Choose the device. A CPU stands for every NPU there is."""
-    if _cuda():
-        torch.cuda.set_device(devices.mapped(device, "cuda"))
 
 
 def get_device_name(device: Any = None) -> str:
-    return f"{devices.kind()} in place of an NPU"
+    return "cpu in place of an NPU"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,106 +151,98 @@ class Properties:
     total_memory: int
 
 
-def get_device_properties(device: Any = None) -> Any:
-    if _cuda():
-        return torch.cuda.get_device_properties(devices.mapped(device, "cuda"))
+def get_device_properties(device: Any = None) -> Properties:
     return Properties(get_device_name(), mem_get_info()[1])
 
 
-def device(device: Any) -> contextlib.AbstractContextManager[Any]:
+def get_device_capability(device: Any = None) -> tuple[int, int] | None:
+    """None, as an NPU has no such number."""
+    return None
+
+
+def can_device_access_peer(device: Any, peer_device: Any) -> bool:
+    return True
+
+
+class device(contextlib.nullcontext[None]):
     """Inside, another device is the current one. A CPU stands for every NPU there is."""
-    if _cuda():
-        return torch.cuda.device(devices.mapped(device, "cuda"))
-    return contextlib.nullcontext()
+
+    def __init__(self, device: Any) -> None:
+        super().__init__()
 
 
-def device_of(obj: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Inside, the device of a tensor is the current one."""
-    of: Any = torch.cuda.device_of if _cuda() else lambda obj: contextlib.nullcontext()
-    return of(obj)  # type: ignore[no-any-return]
+device_of = device
+
+
+# --- Random numbers: the CPU's ---
 
 
 def manual_seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-manual_seed_all = manual_seed
-
-
 def seed() -> None:
     torch.seed()
 
 
-seed_all = seed
+manual_seed_all, seed_all, initial_seed = manual_seed, seed, torch.initial_seed
 
 
-def initial_seed() -> int:
-    return torch.cuda.initial_seed() if _cuda() else torch.initial_seed()
+def get_rng_state(device: Any = None) -> torch.Tensor:
+    return torch.get_rng_state()
 
 
-def empty_cache() -> None:
-    if _cuda():
-        torch.cuda.empty_cache()
+def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
+    torch.set_rng_state(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    return [torch.get_rng_state()]
+
+
+def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(new_states[0])
+
+
+# --- Memory: a CPU does not count it ---
 
 
 def memory_allocated(device: Any = None) -> int:
     """Bytes in use; a CPU does not count them."""
-    return torch.cuda.memory_allocated() if _cuda() else 0
+    return 0
 
 
 max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
+memory_cached = max_memory_cached = memory_allocated
 
 
 def memory_stats(device: Any = None) -> dict[str, Any]:
     """Everything that the allocator counts; a CPU counts nothing."""
-    return dict(torch.cuda.memory_stats()) if _cuda() else {}
+    return {}
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    """The statistics, a line for each."""
-    return "\n".join(f"{name:44} {value}" for name, value in memory_stats().items())
+    """The statistics, of which there are none."""
+    return ""
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Free bytes and all bytes of the device, or of the host."""
-    if _cuda():
-        free, total = torch.cuda.mem_get_info()
-        return int(free), int(total)
+    """Free bytes and all bytes of the host."""
     page = os.sysconf("SC_PAGE_SIZE")
     return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
 
 
+def empty_cache() -> None:
+    """There is none."""
+
+
 def reset_peak_memory_stats(device: Any = None) -> None:
-    if _cuda():
-        torch.cuda.reset_peak_memory_stats()
+    """There are none."""
 
 
-def get_rng_state(device: Any = None) -> torch.Tensor:
-    return torch.cuda.get_rng_state() if _cuda() else torch.get_rng_state()
-
-
-def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
-    if _cuda():
-        torch.cuda.set_rng_state(new_state)
-    else:
-        torch.set_rng_state(new_state)
-
-
-def get_rng_state_all() -> list[torch.Tensor]:
-    return torch.cuda.get_rng_state_all() if _cuda() else [torch.get_rng_state()]
-
-
-def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
-    if _cuda():
-        torch.cuda.set_rng_state_all(new_states)
-    else:
-        torch.set_rng_state(new_states[0])
+reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
+reset_accumulated_memory_stats = reset_peak_memory_stats
 
 
 def __getattr__(name: str) -> Any:
-    theirs = "CUDAGraph" if name == "NPUGraph" else name
-    if _cuda() and not name.startswith("_") and hasattr(torch.cuda, theirs):
-        return getattr(torch.cuda, theirs)
-    if name in graphs.__all__:
-        return getattr(graphs, name)
-    return common.attribute(name, [*globals(), *graphs.__all__])
+    return common.attribute(name, globals())

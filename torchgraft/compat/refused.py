@@ -19,30 +19,48 @@ REFUSED = {
     "Every plan is proved free of races and deadlocks when it is made.",
     "torchair.tools.gegraph_check.filter_operators.filter_comm_ops": "It reads traces of NPUs. "
     "compiled.report has what ran and why.",
+    "torch_npu.contrib.module": "Its layers are torch.nn's, in other words.",
+    "torch_npu.contrib.function": "Use torch.nn.functional, or torchvision.ops.",
     "torch.ops.aie": "Its fused operators are kernels of the NPU. Declare yours with @graft.op, or "
     "use torch.nn.functional.",
 }
 
-_EACH = "Compute it expert by expert, with torch.matmul."
 _COLLECTIVE = "Use torch.matmul and torch.distributed; graft.compile overlaps them."
 _SDPA = "Use torch_npu.npu_fused_infer_attention_score, or scaled_dot_product_attention."
+_DISPATCH = "Use torch.distributed.all_to_all_single and torch_npu.npu_moe_re_routing."
+_STEPS = "Use torch_npu.npu_grouped_matmul, then "
+_CACHE = "Use npu_rms_norm, npu_interleave_rope and npu_scatter_nd_update_ of torch_npu."
 FUSED = {
     "npu_fusion_attention_v2": "Use torch_npu.npu_fusion_attention.",
     "npu_fused_infer_attention_score_v2": "Use torch_npu.npu_fused_infer_attention_score.",
     "_npu_paged_attention": _SDPA,
     "_npu_flash_attention": _SDPA,
     "_npu_flash_attention_qlens": _SDPA,
+    "npu_mla_prolog": _CACHE,
+    "npu_mla_prolog_v2": _CACHE,
+    "npu_kv_rmsnorm_rope_cache": _CACHE,
     "npu_ffn": "Use torch.nn.functional.linear and its activation.",
-    "npu_grouped_matmul": _EACH,
-    "npu_moe_init_routing": _EACH,
-    "npu_moe_finalize_routing": _EACH,
-    "npu_moe_compute_expert_tokens": _EACH,
-    "npu_quantize": "Use torch.round(x / scale + zero_point).clamp(-128, 127).to(torch.int8).",
+    "npu_grouped_matmul_swiglu_quant": f"{_STEPS}torch_npu.npu_dequant_swiglu_quant.",
+    "npu_grouped_matmul_finalize_routing": f"{_STEPS}torch_npu.npu_moe_finalize_routing.",
+    "npu_moe_distribute_dispatch": _DISPATCH,
+    "npu_moe_distribute_dispatch_v2": _DISPATCH,
+    "npu_moe_distribute_combine": _DISPATCH,
+    "npu_moe_distribute_combine_v2": _DISPATCH,
+    "npu_trans_quant_param": "Pass the scales as floats.",
+    "npu_convert_weight_to_int4pack": "Use weights of int8.",
     "npu_mm_all_reduce_base": _COLLECTIVE,
     "npu_all_gather_base_mm": _COLLECTIVE,
     "npu_mm_reduce_scatter_base": _COLLECTIVE,
 }
 """Fused operators of `torch_npu` that are not in `compat.fused`, with what computes the same."""
+
+
+class Missing(NotOnThisDevice, AttributeError):
+    """So that `hasattr(torch_npu, name)` is an answer: libraries ask for operators that way."""
+
+
+Missing.__name__ = Missing.__qualname__ = NotOnThisDevice.__name__  # what a traceback shows
+Missing.__module__ = NotOnThisDevice.__module__
 
 
 def refuse(module: str, name: str) -> NoReturn:

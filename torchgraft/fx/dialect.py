@@ -226,6 +226,14 @@ def is_random(node: Node) -> bool:
     return True
 
 
+def say_overloads(gm: GraphModule) -> None:
+    """Name the overload of calls that leave it open, where there is one only: what a call does is
+    known from that on, and so is whether it may go when nobody reads its result."""
+    for node in gm.graph.nodes:
+        if _torch.is_packet(node.target) and node.target.overloads() == ["default"]:
+            node.target = node.target.default
+
+
 def is_pure(node: Node) -> bool:
     """Whether a call with the same inputs always gives the same value and does nothing else."""
     if node.op != "call_function" or is_random(node) or is_collective(node):

@@ -53,6 +53,25 @@ def label(gm: GraphModule, labels: Labels) -> None:
     reader.finish()
 
 
+def foretell(gm: GraphModule) -> bool:
+    """Mark the nodes of Dynamo's graph with the stream of the scope that they stand in, as
+    `graft.stream` does: AOTAutograd hands that on to their gradients, which no scope is around.
+    Whether there are any markers of `torch.ops.air`."""
+    scopes: list[str | None] = []
+    found = False
+    for node in gm.graph.nodes:
+        name = str(node.target).removesuffix(".default")
+        found = found or name.startswith("air.")
+        if name == "air.scope_enter" and len(given := _given(node, "keys", "values")) == 2:
+            labels = dict(zip(*given, strict=False))
+            scopes.append(labels.get(LABEL, scopes[-1] if scopes else None))
+        elif name == "air.scope_exit" and scopes:
+            scopes.pop()
+        elif scopes and scopes[-1] is not None:
+            mark.mark_stream(node, MAIN if scopes[-1] == "default" else scopes[-1])
+    return found
+
+
 Ends = tuple[Node, ...]
 """A point that a stream has reached: the nodes on it that no later one on it has read."""
 
@@ -109,6 +128,15 @@ class _Reader:
         if held := tuple(firsts):
             self.gates[stream] = tuple(dict.fromkeys((*self.gates.get(stream, ()), *held)))
             self.unmet[stream] = said(marker)
+        else:
+            self._idle(marker)
+
+    def _idle(self, marker: Node) -> None:
+        """Say that what a marker waits for has nothing to do in this graph."""
+        self.labels.notes.append(
+            f"{said(marker)} has nothing to wait for: inputs are there, and nothing was launched "
+            f"before what was recorded"
+        )
 
     def _drop(self, node: Node) -> None:
         self.gm.graph.erase_node(node)
@@ -116,7 +144,7 @@ class _Reader:
     # --- torch.ops.air ---
 
     def scope_enter(self, node: Node) -> None:
-        keys, values = node.args[0], node.args[1]
+        keys, values = _given(node, "keys", "values")
         if not isinstance(keys, (list, tuple)) or not isinstance(values, (list, tuple)):
             raise BadMarker(said(node), "its keys and values are not lists of strings")
         if len(keys) != len(values):
@@ -124,7 +152,11 @@ class _Reader:
                 said(node), f"{len(keys)} keys for {len(values)} values; give one value a key"
             )
         self.labels.explicit = "markers"
+        if len(set(keys)) < len(keys):
+            raise BadMarker(said(node), f"a key stands twice among {list(keys)}; give it one value")
         scope = {str(key): str(value) for key, value in zip(keys, values, strict=True)}
+        if scope.get(LABEL) == "":
+            raise BadMarker(said(node), f"{LABEL} is empty; give the stream a name")
         self.scopes.append((node, scope))
 
     def scope_exit(self, node: Node) -> None:
@@ -142,7 +174,7 @@ class _Reader:
 
     def wait(self, node: Node) -> None:
         self.labels.explicit = "markers"
-        given = node.args[0]
+        [given] = _given(node, "x")
         if not isinstance(given, (list, tuple)) or not given:
             raise BadMarker(said(node), "it waits for nothing; give it records or tensors")
         firsts = [first for one in given for first in self._awaited(one)]
@@ -158,13 +190,20 @@ class _Reader:
     def wait_tensor(self, node: Node) -> None:
         """Whoever reads the result comes after the dependency."""
         self.labels.explicit = "markers"
-        value, dependency = node.args
+        value, dependency = _given(node, "self", "dependency")
         assert isinstance(value, Node)
         readers = [user for user in node.users if user.op == "call_function"]
+        firsts = self._awaited(dependency)
+        if not firsts:
+            self._idle(node)
+        elif not readers:
+            self.labels.notes.append(
+                f"nobody reads what {said(node)} gives but the caller, who gets it when all is done"
+            )
         node.replace_all_uses_with(value)
         self._drop(node)
         for reader in readers:
-            come_after(reader, self._awaited(dependency))
+            come_after(reader, firsts)
 
     # --- torch.cuda.Stream and Event, as torch.compile writes them ---
 
@@ -263,6 +302,15 @@ def has_markers(graph: Graph) -> bool:
         (_torch.is_op(node.target) and str(node.target) in _READERS)
         or _torch.is_control_deps(node.target)
         for node in graph.nodes
+    )
+
+
+def _given(node: Node, *names: str) -> tuple[Any, ...]:
+    """What a marker was given for its first parameters, by position or by name."""
+    if missing := [n for i, n in enumerate(names) if i >= len(node.args) and n not in node.kwargs]:
+        raise BadMarker(said(node), f"it is given no {missing[0]!r}")
+    return tuple(
+        node.args[i] if i < len(node.args) else node.kwargs[name] for i, name in enumerate(names)
     )
 
 

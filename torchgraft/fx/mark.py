@@ -15,6 +15,7 @@ import torch
 from torch.fx import GraphModule, Node, traceback
 
 from torchgraft import _torch
+from torchgraft._torch.marks import inline_only
 from torchgraft.errors import BadValue
 from torchgraft.plan import MAIN
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # a return type that TorchScript can read would say less
 
 else:
 
+    @inline_only
     def fallback():
         """Leave what is computed inside to torch: `with graft.fallback():` in the code of a model.
 
@@ -67,18 +69,21 @@ class ScriptedFallback:
         pass
 
 
+@inline_only
 def _marking() -> contextlib.AbstractContextManager[Any]:
     if torch.compiler.is_dynamo_compiling():
         return traceback.annotate({_KEY: "fallback"})
     return _Annotated({_KEY: "fallback"})
 
 
+@inline_only
 def stream(name: str) -> contextlib.AbstractContextManager[Any]:
     """Run what is computed inside on a stream of that name: `with graft.stream("side"):`.
 
     Nothing else is needed: what reads a result on another stream waits for it, and all streams are
     joined when the program returns. "main" is the stream of the caller; an inner block wins over
-    an outer one. Eager code does not notice. It holds where `fallback` holds.
+    an outer one. Eager code does not notice. It holds where `fallback` holds, but for
+    `torch.jit.script`: scripted code takes `torch.ops.air.scope_enter` and `scope_exit`.
 
     >>> import torch, torchgraft as graft
     >>> def model(x):
@@ -121,6 +126,11 @@ def stream_of(node: Node) -> str | None:
         return torch_stream(custom["stream"])
     scope = _script_scope(node)
     return scope.partition(STREAM_SCOPE)[2].partition("/")[0] or None
+
+
+def mark_stream(node: Node, name: str) -> None:
+    """Note on a node of Dynamo's graph what a `with graft.stream(name):` around it would."""
+    node.meta["custom"] = {_STREAM: name, **(node.meta.get("custom") or {})}
 
 
 def torch_stream(number: Any) -> str:

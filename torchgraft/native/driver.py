@@ -127,7 +127,7 @@ def _find(name: str) -> str | None:
 def _digest(target: str, tools: _Tools) -> str:
     """A name for everything that the result depends on."""
     parts = [torch.__version__, str(torch.compiled_with_cxx11_abi()), str(_torch_root())]
-    parts += [_version(tools.cxx), *FLAGS, _python_headers(), MODULE]
+    parts += [_version(tools.cxx), *FLAGS, _python_headers(), MODULE, _cuda_headers()]
     for path in _sources(target):
         parts += [str(path.relative_to(SOURCE)), path.read_text(encoding="utf-8")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -153,6 +153,20 @@ def _python_headers() -> str:
     return str(folder) if (folder / "Python.h").exists() else ""
 
 
+def _cuda_headers() -> str:
+    """Where the headers of CUDA are that torch's own include: in a toolkit, or in what pip put
+    beside torch. Empty where torch has no CUDA, or they are not there, or not all of them."""
+    root, packages = _torch_root(), _torch_root().parent
+    if torch.version.cuda is None or not (root / "lib" / "libtorch_cuda.so").exists():
+        return ""
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+    places = [Path(home, "include") for home in homes if home]
+    places += [Path("/usr/local/cuda/include"), *sorted(packages.glob("nvidia/cu*/include"))]
+    places += [packages / "triton" / "backends" / "nvidia" / "include"]
+    needed = ("cuda_runtime.h", "crt/host_config.h")
+    return next((str(p) for p in places if all((p / file).exists() for file in needed)), "")
+
+
 def _torch_root() -> Path:
     return Path(torch.__file__).parent
 
@@ -173,6 +187,7 @@ def _build(target: str, tools: _Tools, root: Path) -> None:
             f"-DGRAFT_ABI={int(torch.compiled_with_cxx11_abi())}",
             f"-DGRAFT_PYTHON={_python_headers()}",
             f"-DGRAFT_SUFFIX={MODULE}",
+            f"-DGRAFT_CUDA={_cuda_headers()}",
         ]
         _run(target, configure, root)
         compile_ = [tools.cmake, "--build", str(Path(scratch, "build")), "--target", "install"]

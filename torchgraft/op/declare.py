@@ -6,6 +6,7 @@ op and device, and what is registered here only stands in where there is none.
 
 from __future__ import annotations
 
+import keyword
 import math
 import os
 from collections.abc import Callable
@@ -256,16 +257,29 @@ def read_prototypes(path: str | os.PathLike[str], where: str | None = None) -> P
 
 
 def _typed(parsed: Parsed) -> Parsed:
-    """The same, less what has no torch type."""
+    """The same, less what torch's schemas cannot say."""
     kept, skipped = [], list(parsed.skipped)
     for one in parsed.prototypes:
-        odd = [attr for attr in one.attrs if attr.type.replace("List", "") not in _TYPES]
-        for attr in odd[:1]:
-            why = f"found attribute {attr.name!r} of {attr.type}, which no torch type can hold"
+        if why := _unspeakable(one):
             skipped.append(Skipped(one.name, one.where, why, malformed=False))
-        if not odd:
+        else:
             kept.append(one)
     return Parsed(tuple(kept), tuple(skipped), parsed.notes)
+
+
+def _unspeakable(prototype: Prototype) -> str | None:
+    """Why no schema can be written for a prototype, or None."""
+    for attr in prototype.attrs:
+        if attr.type.replace("List", "") not in _TYPES:
+            return f"found attribute {attr.name!r} of {attr.type}, which no torch type can hold"
+    names = [*(port.name for port in prototype.inputs), *(attr.name for attr in prototype.attrs)]
+    for name in names:
+        if keyword.iskeyword(name):  # torch's schemas have some of Python's
+            try:
+                _torch.parse_schema(f"ge::f(int {name}) -> ()")
+            except RuntimeError:
+                return f"found the name {name!r}, which no argument of a torch operator can have"
+    return None
 
 
 def schema(prototype: Prototype) -> str:

@@ -33,6 +33,7 @@ _NAME = re.compile(
 _PAD = 0xD935  # the id that zipalign gives such an extra field
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _LOCAL = struct.Struct("<4s5H3I2H")
+_END = 22  # bytes of the last record, with no comment behind it
 
 Data = bytes | memoryview
 
@@ -138,12 +139,15 @@ class Archive:
             raise BadPackage(error.why, self.path) from None
 
     def _open(self) -> None:
+        if bytes(self.content[-_END:][:4]) != b"PK\5\6":
+            why = "it is not a zip archive, or is cut off, or something was put behind it"
+            raise BadPackage(why)
         try:
             # Its entries only: where a member lies is worked out below.
             with zipfile.ZipFile(io.BufferedReader(_Memory(self.content))) as archive:
                 infos = archive.infolist()
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
-            raise BadPackage(f"it is not a zip archive, or is cut off ({error})") from None
+            raise BadPackage(f"its directory is damaged ({first_line(error)})") from None
         except (struct.error, OverflowError, MemoryError) as error:
             raise BadPackage(f"its directory is damaged ({first_line(error)})") from None
         if not infos or infos[0].filename != MANIFEST:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ from torchgraft._torch import aot
 from torchgraft.codegen import inductor
 from torchgraft.config import Config
 from torchgraft.errors import NotSavable
-from torchgraft.fx.decompose import decompose
 from torchgraft.link import Linker
 
 _NUMBERS = itertools.count()
@@ -79,26 +77,6 @@ def _carried(gm: GraphModule, values: Sequence[Any]) -> list[Any]:
     return carried
 
 
-class _Trial:
-    """Whether libraries for CUDA can be loaded on this machine, found out with the first one. A
-    region whose library cannot be runs on ATen."""
-
-    def __init__(self) -> None:
-        self._lock, self._crash, self._known = threading.Lock(), "", False
-
-    def check(self, path: str | None = None) -> None:
-        with self._lock:
-            if not self._known and path is not None:
-                self._crash, self._known = aot.crash(path) or "", True
-        if self._crash:
-            raise NotSavable(
-                f"a library for CUDA ends the process that loads it: {self._crash}", ""
-            )
-
-
-_CUDA = _Trial()
-
-
 class LibraryLinker(Linker):
     """Compiles every region to a library in `gm.meta["folder"]`."""
 
@@ -109,23 +87,19 @@ class LibraryLinker(Linker):
         made = [node.meta["val"] for node in inner.graph.output_node().args[0]]  # type: ignore[union-attr]
         kinds = [v.device for v in (*values, *made) if isinstance(v, Tensor)]
         device = next((d for d in kinds if d.type != "cpu"), torch.device("cpu"))
-        if device.type == "cuda":
-            _CUDA.check()
         path = os.path.join(self.gm.meta["folder"], f"region{next(_NUMBERS)}", "region.so")
         prepare = self.gm.meta["prepare"]
         carried = _carried(inner, values)
-        gm = decompose(inner, carried, _torch.inductor_decompositions())
-        options = inductor.options_for(carried, config or self.config)
+        task = inductor.prepared(inner, carried, config or self.config)
         constants = aot.compile(
-            gm,
+            task.gm,
             carried,
-            options=options,
+            options=task.options,
             path=path,
             folded=prepare.folded,
-            onednn=inductor.by_onednn(gm),
+            onednn=task.onednn,
+            generates=task.generates,
         )
-        if device.type == "cuda":
-            _CUDA.check(path)
         return Library(path, device, constants, _ints(values), _ints(made))
 
 

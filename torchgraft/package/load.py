@@ -305,6 +305,15 @@ class Loaded(Compiled):
         check_weights(held, weights)
         self._use({**self._states, **weights})
 
+    def _own(self, weight: Weight, given: Tensor) -> Tensor:
+        """A tensor for a weight that its owner's later changes do not reach: some of what is made
+        of it is made now, and a program with a half of them would be nobody's."""
+        laid = weight.like(given, self.place)
+        if laid.layout != torch.strided or laid.data_ptr() != given.data_ptr():
+            return laid
+        copy = laid.clone()
+        return copy if copy.stride() == laid.stride() else laid  # elements that overlap
+
     def _use(self, state_dict: Mapping[str, Tensor]) -> None:
         if made := [weight.name for weight in self._weights if weight.made]:
             raise WeightMismatch(
@@ -318,7 +327,8 @@ class Loaded(Compiled):
             other = first.setdefault(weight.tensor, weight.name)
             if weight.saved and not torch.equal(state_dict[other], state_dict[weight.name]):
                 raise WeightMismatch([f"{other} and {weight.name} are one tensor in this program"])
-        moved = {w.name: w.like(state_dict[w.name], self.place) for w in self._weights if w.saved}
+        saved = [weight for weight in self._weights if weight.saved]
+        moved = {w.name: self._own(w, state_dict[w.name]) for w in saved}
         with torch.no_grad():
             for name in self._states.keys() & moved.keys():
                 self._states[name].copy_(moved.pop(name))

@@ -18,7 +18,7 @@ from torchgraft import _torch, progress
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
 from torchgraft.errors import BadPass, BadValue, GraftError, PassFailed, PassOrder, UnknownName
-from torchgraft.fx import alias, label, meta, returned
+from torchgraft.fx import alias, dialect, label, meta, returned
 from torchgraft.fx.label import Labels
 from torchgraft.passes import builtin, fusions
 from torchgraft.passes.history import Change, History
@@ -280,6 +280,7 @@ def _finish(
 ) -> tuple[Step, Change]:
     """Check the graph that a pass or a pattern left, clean it, and say what changed."""
     inputs = sum(node.op == "placeholder" for node in before)
+    dialect.say_overloads(gm)
     meta.check(gm, spec.name, inputs, len(outputs), before)
     alias.check_inputs(gm, spec.name, before)
     label.settle(gm, replaced, before)

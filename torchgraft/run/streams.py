@@ -184,8 +184,8 @@ def link_device(
     caller's. Calls are enqueued one after the other.
 
     A device's allocator gives freed memory to the stream that it was made on, which others in the
-    process may use too. What outlives the steps of its stream is therefore kept until that stream
-    waits for the end of the call.
+    process may use too. What another stream frees, because that one has nothing left to do, is
+    therefore waited for there; a capture keeps it to its end, since nobody in it could take it.
     """
     prove(plan)
     api = torch.get_device_module(device)
@@ -194,11 +194,12 @@ def link_device(
         out: step.stream for step in plan.launches for out in step.outputs if out is not None
     }
     foreign = [b for b in set(buffers(plan.outputs)) if made_on.get(b, MAIN) != MAIN]
-    late = {
-        step.buffer
+    homes = {
+        step.buffer: home
         for step in plan.steps
         if isinstance(step, Free)
-        and made_on.get(roots.get(step.buffer, step.buffer), MAIN) not in (MAIN, step.stream)
+        and (home := made_on.get(roots.get(step.buffer, step.buffer), MAIN))
+        not in (MAIN, step.stream)
     }
     order = threading.Lock()
     own: dict[torch.device, dict[str, Any]] = {}
@@ -212,7 +213,8 @@ def link_device(
             current = api.current_stream(place)
             call = _Call(plan, args, constants)
             try:
-                _enqueue(plan, call, kernels, {MAIN: current, **own[place]}, late, api)
+                lanes = {MAIN: current, **own[place]}
+                _enqueue(plan, call, kernels, lanes, homes, capturing, api)
             except BaseException:  # the caller's stream must not pass what is under way
                 for stream in () if capturing else own[place].values():
                     current.wait_stream(stream)
@@ -245,9 +247,11 @@ def _enqueue(
     call: _Call,
     kernels: Mapping[str, Kernel],
     streams: Mapping[str, Any],
-    late: set[Buffer],
+    homes: Mapping[Buffer, str],
+    capturing: bool,
     api: Any,
 ) -> None:
+    """Launch every step; buffers of `homes` are freed by another stream than had made them."""
     events: dict[str, Any] = {}
     for step in plan.steps:
         stream = streams[step.stream]
@@ -255,7 +259,10 @@ def _enqueue(
             with api.stream(stream):
                 call.launch(step, kernels[step.kernel])
         elif isinstance(step, Free):
-            if step.buffer not in late:
+            home = homes.get(step.buffer)
+            if home is not None and not capturing:
+                streams[home].wait_event(stream.record_event())
+            if home is None or not capturing:
                 del call.values[step.buffer]
         elif isinstance(step, Record):
             events[step.event] = stream.record_event()

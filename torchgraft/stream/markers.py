@@ -59,7 +59,8 @@ def define() -> Any:
     library: Any = torch.library.Library("air", "FRAGMENT")  # type: ignore[no-untyped-call]
     for schema in SCHEMAS:
         name = schema.partition("(")[0]
-        library.define(schema)
+        # Otherwise TorchScript takes those that give nothing for dead.
+        library.define(schema, alias_analysis="CONSERVATIVE")
         library.impl(name, _KERNELS[name], "CompositeExplicitAutograd")
         if name != "wait_tensor":  # an unused record stays, to be reported
             torch.fx.node.has_side_effect(getattr(torch.ops.air, name).default)

@@ -16,6 +16,9 @@ from torchgraft.stream.prove import Clock, Memory, accesses, join, memories, pie
 ENTRY = -1
 """Stands for the caller, whose inputs are there before the first launch."""
 
+Lesson = tuple[int, str, int]
+"""A launch, the stream that waits right after it was launched, and the launch waited for."""
+
 
 def schedule(
     inputs: Sequence[Buffer],
@@ -25,9 +28,11 @@ def schedule(
     *,
     shared: Sequence[tuple[Buffer, Buffer]] = (),
     after: Iterable[tuple[int, int]] = (),
+    learn: Iterable[Lesson] = (),
     data: bool = True,
 ) -> Plan:
-    """A plan of the launches that keeps data order and the pairs of `after` (first, then).
+    """A plan of the launches that keeps data order and the pairs of `after` (first, then), and in
+    which streams `learn` what they need for nothing but to free memory.
 
     Without `data` only the pairs are kept: the plan that the author of the pairs wrote, which may
     have hazards and is not to be run.
@@ -36,34 +41,41 @@ def schedule(
     as that is safe.
     """
     bare = Plan(tuple(inputs), tuple(constants), tuple(launches), outputs, tuple(shared))
-    waits = _waits(bare, launches, after, data)
+    waits = _waits(bare, launches, after, learn, data)
     steps = _steps(launches, waits)
     ordered = Plan(bare.inputs, bare.constants, tuple(steps), outputs, bare.shared)
     return _with_frees(ordered) if data else ordered
 
 
 def _waits(
-    plan: Plan, launches: Sequence[Launch], after: Iterable[tuple[int, int]], data: bool
-) -> dict[int, list[int]]:
-    """For each launch (and the end, at len(launches)): whom its stream must wait for."""
+    plan: Plan,
+    launches: Sequence[Launch],
+    after: Iterable[tuple[int, int]],
+    learn: Iterable[Lesson],
+    data: bool,
+) -> dict[int, list[tuple[str, int]]]:
+    """For each launch (and the end, at len(launches)): who waits right before it, and for whom."""
     roots = memories(plan)
     wanted: dict[int, list[int]] = {}
     for first, then in after:
         wanted.setdefault(then, []).append(first)
+    lessons: dict[int, list[tuple[str, int]]] = {}
+    for at, stream, first in sorted(learn):
+        lessons.setdefault(at, []).append((stream, first))
     clocks: dict[str, Clock] = {MAIN: {MAIN: 1}}
     known: dict[int, Clock] = {ENTRY: {MAIN: 1}}  # what is known once a launch is over
     ticks: dict[int, tuple[str, int]] = {ENTRY: (MAIN, 1)}
     memory: dict[Buffer, Memory] = {}
     for buffer in plan.inputs:
         memory.setdefault(roots.get(buffer, buffer), Memory()).touched(MAIN, 1, ENTRY, True)
-    waits: dict[int, list[int]] = {}
+    waits: dict[int, list[tuple[str, int]]] = {}
 
     def need(at: int, stream: str, steps: Iterable[int]) -> None:
         clock = clocks.setdefault(stream, {})
         for step in sorted(set(steps), reverse=True):  # the latest one may cover the others
             on, tick = ticks[step]
             if clock.get(on, 0) < tick:
-                waits.setdefault(at, []).append(step)
+                waits.setdefault(at, []).append((stream, step))
                 join(clock, known[step])
 
     for at, launch in enumerate(launches):
@@ -81,20 +93,22 @@ def _waits(
         ticks[at], known[at] = (launch.stream, tick), dict(clock)
         for buffer, writes in touched.items():
             memory.setdefault(buffer, Memory()).touched(launch.stream, tick, at, writes)
+        for stream, first in lessons.get(at, ()):
+            need(at + 1, stream, [first])
     last = {launch.stream: at for at, launch in enumerate(launches)}
     need(len(launches), MAIN, last.values())
     return waits
 
 
-def _steps(launches: Sequence[Launch], waits: dict[int, list[int]]) -> list[PlanStep]:
-    recorded = {step for steps in waits.values() for step in steps}
+def _steps(launches: Sequence[Launch], waits: dict[int, list[tuple[str, int]]]) -> list[PlanStep]:
+    recorded = {step for some in waits.values() for _, step in some}
     steps: list[PlanStep] = [Record(_event(ENTRY))] if ENTRY in recorded else []
     for at, launch in enumerate(launches):
-        steps += [Wait(_event(step), launch.stream) for step in waits.get(at, ())]
+        steps += [Wait(_event(step), stream) for stream, step in waits.get(at, ())]
         steps.append(launch)
         if at in recorded:
             steps.append(Record(_event(at), launch.stream))
-    steps += [Wait(_event(step)) for step in waits.get(len(launches), ())]
+    steps += [Wait(_event(step), stream) for stream, step in waits.get(len(launches), ())]
     return steps
 
 

@@ -6,6 +6,7 @@ freed memory is filled with NaN: a missing wait, or memory that is used again to
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any
 
@@ -16,10 +17,12 @@ from test_schedule import random_launches
 from torch import Tensor
 
 import torchgraft as graft
+from torchgraft import program
 from torchgraft.compat import simulated
 from torchgraft.plan import MAIN, Buffer, Launch, Plan, Wait
 from torchgraft.run import streams
 from torchgraft.run.host import Kernel
+from torchgraft.stream import memory
 from torchgraft.stream.order import schedule
 from torchgraft.stream.prove import hazards
 
@@ -164,3 +167,26 @@ def test_a_program_of_the_second_device_uses_its_streams() -> None:
     assert run([torch.ones(2, device="npu:1")])[0].tolist() == [3, 3]
     assert run([torch.ones(2, device="npu:0")])[0].tolist() == [3, 3]
     assert seen == [1, 1, 0, 0]
+
+
+def test_what_a_plan_keeps_is_what_the_device_allocates() -> None:
+    """The executor frees as the plan says, and a plan within a limit stays within it."""
+    size, tight = 1 << 16, 0
+    for seed in range(20):
+        launches, outputs = random_launches(seed, 24, 4)
+        launches = [dataclasses.replace(step, writes=()) for step in launches]
+        loose = schedule(INPUTS, (), launches, outputs)
+        sizes = {step.outputs[0]: size for step in launches}
+        alone = memory.peak(memory.alone(loose), sizes)
+        lean, _ = memory.lean(loose, sizes, alone)
+        tight += lean != loose
+        for plan in (loose, lean, memory.alone(loose)):
+            kernels = {step.kernel: Kernel(lambda *args: args[0] + 1) for step in launches}
+            run = program.execute(plan, kernels, {}, "npu")
+            args = there([torch.zeros(size // 4) for _ in INPUTS])
+            torch.npu.reset_peak_memory_stats()
+            before = torch.npu.memory_allocated()
+            run(list(args))
+            torch.npu.synchronize()
+            assert torch.npu.max_memory_allocated() - before == memory.peak(plan, sizes)
+    assert tight

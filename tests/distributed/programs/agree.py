@@ -6,19 +6,18 @@ import dataclasses
 import os
 import pathlib
 import random
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from harness import check, main
+from harness import check, main, raised
 from models import MLP, split_mlp
 from torch import Tensor, nn
 from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
 from torch.distributed.device_mesh import init_device_mesh
 
 import torchgraft as graft
-from torchgraft.errors import GraftError, NoGroup, RanksDiffer
+from torchgraft.errors import CollectiveFailed, NoGroup, RanksDiffer
 from torchgraft.native import driver
 from torchgraft.plan import Collective, Launch, Plan
 from torchgraft.program import Program, link
@@ -157,14 +156,6 @@ def small_ones_are_merged() -> None:
     torch.testing.assert_close(compiled(*square), held_up(*square))
 
 
-def raised(fn: Callable[[], object], kind: type[Exception] = GraftError) -> Exception:
-    try:
-        fn()
-    except kind as error:
-        return error
-    raise AssertionError(f"no {kind.__name__}")
-
-
 @check
 def ranks_with_different_graphs() -> None:
     """Both ranks raise, and both say the same."""
@@ -206,6 +197,23 @@ def a_rank_with_one_collective_less() -> None:
 
 
 @check
+def both_send_first() -> None:
+    """Everything is there and would never happen: each rank waits for the other to receive."""
+    rank = dist.get_rank()
+
+    def fn(x: Tensor) -> Tensor:
+        got = torch.empty_like(x)
+        dist.send(x * 2, 1 - rank)
+        dist.recv(got, 1 - rank)
+        return got
+
+    run = torch.compile(fn, backend="torchgraft", mode="eager", fullgraph=True)
+    error = raised(lambda: run(torch.ones(4)), RanksDiffer)
+    assert error.has.endswith("first"), error
+    assert error.other.endswith("first"), error
+
+
+@check
 def dynamic_sizes() -> None:
     """Sizes that are known at the call are compared there."""
     rank = dist.get_rank()
@@ -214,6 +222,7 @@ def dynamic_sizes() -> None:
         torch.testing.assert_close(run(torch.ones(size)), torch.full((size,), 4.0))
     error = raised(lambda: run(torch.ones(4 + rank)), RanksDiffer)
     assert "f32[5]" in error.has
+    torch.testing.assert_close(run(torch.ones(3)), torch.full((3,), 4.0))  # and it goes on
 
 
 @check
@@ -395,6 +404,26 @@ def an_unknown_group() -> None:
     error = raised(lambda: run([x]), NoGroup)
     assert "all_reduce of f32[4] at " in str(error)
     assert "Did you mean 'world'?" in str(error)
+
+
+@check
+def a_group_that_one_rank_does_not_know() -> None:
+    """The other one hears of it at once: it would wait for the first collective."""
+    rank, x = dist.get_rank(), torch.ones(4)
+    compiled = graft.compile(lambda x: reduce(reduce(x).cos()), (x,), mode="eager")
+    plan, linker = compiled.plan, compiled._programs[0].linker
+    if rank == 1:
+        steps = list(plan.steps)
+        at = max(i for i, step in enumerate(steps) if isinstance(step, Collective))
+        steps[at] = dataclasses.replace(steps[at], args=(*steps[at].args[:-1], "wolrd"))
+        plan = dataclasses.replace(plan, steps=tuple(steps))
+    error = raised(lambda: link(plan, linker.kernels, {}, "cpu")([x]))
+    if rank == 1:
+        assert isinstance(error, NoGroup), error
+    else:
+        assert isinstance(error, CollectiveFailed), error
+        assert error.guilty == (1,), error
+        assert "'wolrd'" in str(error), error
 
 
 if __name__ == "__main__":

@@ -179,6 +179,18 @@ def uneven_all_to_all() -> None:
     run, _ = compiled(exchange)
     torch.testing.assert_close(run(x), exchange(x))
 
+    def routed(x: Tensor, counts: list[int]) -> Tensor:
+        """As a router does it: how many rows go where is known at the call."""
+        out = torch.empty(sum(counts), 2)
+        dist.all_to_all_single(out, x, counts, counts)
+        return out * 2
+
+    run = torch.compile(routed, backend="torchgraft", mode="eager", dynamic=True)
+    for more in range(3):
+        counts = [2 + (rank + other + more) % 3 for other in range(size)]
+        x = torch.arange(2.0 * sum(counts)).view(-1, 2) + 100 * rank
+        torch.testing.assert_close(run(x, counts), routed(x, counts))
+
 
 @check
 def send_and_receive() -> None:

@@ -17,6 +17,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from torchgraft.errors import GraftError
+
 CHECKS: dict[str, Callable[[], None]] = {}
 TIMEOUT = datetime.timedelta(seconds=int(os.environ.get("GROUP_TIMEOUT", "300")))
 
@@ -24,6 +26,14 @@ TIMEOUT = datetime.timedelta(seconds=int(os.environ.get("GROUP_TIMEOUT", "300"))
 def check(fn: Callable[[], None]) -> Callable[[], None]:
     CHECKS[fn.__name__] = fn
     return fn
+
+
+def raised(fn: Callable[[], object], kind: type[Exception] = GraftError) -> Exception:
+    try:
+        fn()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
 
 
 def main() -> None:

@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from compute import compiled
-from harness import CHECKS, check, main
+from harness import CHECKS, check, main, raised
 from models import MLP, Block, grads_equal, split_block, split_mlp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import torchgraft as graft
+from torchgraft.errors import RanksDiffer
 
 WANTED = ("transformer_block", "send_and_receive")
 """What `compute` has checked on two ranks and is checked on four, too."""
@@ -84,6 +85,49 @@ def one_file_serves_every_rank() -> None:
     loaded = graft.load(path, weights=whole.state_dict())
     torch.testing.assert_close(loaded(x), expected)
     assert [step.group for step in loaded.plan.collectives] == ["tp"]
+
+
+@check
+def groups_in_another_order() -> None:
+    """Ranks 0 and 3 begin with `tp`, the others with `dp`: nobody waits in a circle to agree."""
+    grid, rank = mesh(), dist.get_rank()
+    tp, dp = grid.get_group("tp"), grid.get_group("dp")
+
+    def fn(x: Tensor) -> Tensor:
+        if rank in (0, 3):
+            one = functional.all_reduce(x + 1, "sum", tp)
+            return one - functional.all_reduce(x * 2, "sum", dp)
+        two = functional.all_reduce(x * 2, "sum", dp)
+        return functional.all_reduce(x + 1, "sum", tp) - two
+
+    x = torch.full((4,), float(rank))
+    run, programs = compiled(fn)
+    pair, across = {0: (1, 2), 1: (1, 4), 2: (5, 2), 3: (5, 4)}[rank]
+    torch.testing.assert_close(run(x), torch.full((4,), pair + 2.0 - 2 * across))
+    assert {step.group for step in programs[0].plan.collectives} == {"tp", "dp"}
+
+
+@check
+def letters_of_unknown_size() -> None:
+    """Each even rank gives its neighbour rows, as many as there are at the call; sizes are compared
+    by those two, and the other pair may have others."""
+    rank = dist.get_rank()
+
+    def fn(x: Tensor) -> Tensor:
+        y = x * 2
+        if rank % 2 == 0:
+            dist.send(y, rank + 1)
+            return y
+        got = torch.empty_like(x)
+        dist.recv(got, rank - 1)
+        return got
+
+    run = torch.compile(fn, backend="torchgraft", mode="eager", dynamic=True, fullgraph=True)
+    for rows in (3, 5, 4 + rank // 2):
+        torch.testing.assert_close(run(torch.ones(rows, 2)), torch.full((rows, 2), 2.0))
+    error = raised(lambda: run(torch.ones(3 + rank % 2, 2)), RanksDiffer)
+    assert "recv(f32[4, 2]" in error.has, error
+    assert "send(f32[3, 2]" in error.other, error
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ has raises `NotOnThisDevice`.
 
 from __future__ import annotations
 
-from torchgraft.compat.fused import attention, elementwise, norm, quant
+from torchgraft.compat.fused import attention, elementwise, grouped, norm, quant, routing
 from torchgraft.compat.fused.table import NAMES, declare
 
-__all__ = ["NAMES", "attention", "declare", "elementwise", "norm", "quant"]
+__all__ = ["NAMES", "attention", "declare", "elementwise", "grouped", "norm", "quant", "routing"]

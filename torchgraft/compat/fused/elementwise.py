@@ -1,4 +1,4 @@
-"""Activations, rotary embeddings, shapes, routing, and writes in place."""
+"""Activations, rotary embeddings, shapes, and writes in place."""
 
 from __future__ import annotations
 
@@ -66,6 +66,31 @@ def npu_rotary_mul(self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "hal
     return (x * wide(r1) + turned * wide(r2)).to(self.dtype)
 
 
+@reference(
+    "npu_apply_rotary_pos_emb(Tensor query, Tensor key, Tensor cos, Tensor sin, "
+    "str layout='BSH', str rotary_mode='half') -> (Tensor, Tensor)"
+)
+def npu_apply_rotary_pos_emb(
+    query: Tensor,
+    key: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    layout: str = "BSH",
+    rotary_mode: str = "half",
+) -> tuple[Tensor, Tensor]:
+    """Both rotated. On the NPU they are also overwritten; here the results are new tensors."""
+    return (
+        npu_rotary_mul(query, cos, sin, rotary_mode),
+        npu_rotary_mul(key, cos, sin, rotary_mode),
+    )
+
+
+@reference("npu_interleave_rope(Tensor x, Tensor cos, Tensor sin) -> Tensor")
+def npu_interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Pairs of neighbours become two halves, which are then rotated."""
+    return npu_rotary_mul(torch.cat((x[..., ::2], x[..., 1::2]), -1), cos, sin)
+
+
 @reference("npu_linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor")
 def npu_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return functional.linear(input, weight, bias)
@@ -108,23 +133,6 @@ def npu_broadcast(self: Tensor, size: list[int]) -> Tensor:
 def npu_softmax_cross_entropy_with_logits(self: Tensor, labels: Tensor) -> Tensor:
     """A loss for each row, of labels that are weights of the classes."""
     return -(wide(labels) * functional.log_softmax(wide(self), -1)).sum(-1).to(self.dtype)
-
-
-@reference(
-    "npu_moe_gating_top_k_softmax(Tensor x, Tensor? finished=None, int k=1) "
-    "-> (Tensor, Tensor, Tensor)"
-)
-def npu_moe_gating_top_k_softmax(
-    x: Tensor, finished: Tensor | None = None, k: int = 1
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights of the k best experts of each row, those experts, and the row each pair has
-    when pairs are counted expert by expert."""
-    refuse("npu_moe_gating_top_k_softmax", "Route all rows.", finished=finished)
-    best, experts = functional.softmax(wide(x), -1).topk(k, -1)
-    rows = x.shape[:-1].numel()
-    counted = torch.arange(rows * k, dtype=torch.int32, device=x.device)
-    places = counted.reshape(k, rows).t().reshape(best.shape).contiguous()
-    return best.to(x.dtype), experts.int(), places
 
 
 def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:

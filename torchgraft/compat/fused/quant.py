@@ -29,6 +29,42 @@ def npu_dynamic_quant(
     return torch.round(x / safe).clamp(-128, 127).to(torch.int8), scale
 
 
+_STORED = {
+    torch.qint8: torch.int8,
+    torch.int8: torch.int8,
+    torch.quint8: torch.uint8,
+    torch.uint8: torch.uint8,
+    torch.qint32: torch.int32,
+    torch.int32: torch.int32,
+}
+
+
+@reference(
+    "npu_quantize(Tensor self, Tensor scales, Tensor? zero_points, ScalarType dtype, int axis=1, "
+    "bool div_mode=True) -> Tensor"
+)
+def npu_quantize(
+    self: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    dtype: torch.dtype,
+    axis: int = 1,
+    div_mode: bool = True,
+) -> Tensor:
+    """round(x / scale + zero point), or times the scale, as whole numbers of one axis' scales."""
+    stored = _STORED.get(dtype)
+    refuse("npu_quantize", "Use torch.qint8 or torch.quint8.", dtype=dtype if not stored else None)
+    assert stored is not None
+    shape = [1] * self.dim()
+    if scales.numel() > 1:
+        shape[axis] = -1
+    x, by = self.float(), scales.float().reshape(shape)
+    y = x / by if div_mode else x * by
+    y = y if zero_points is None else y + zero_points.float().reshape(shape)
+    limits = torch.iinfo(stored)
+    return y.round().clamp(limits.min, limits.max).to(stored)
+
+
 @reference(
     "npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None, "
     "Tensor? pertoken_scale=None, Tensor? bias=None, ScalarType? output_dtype=None) -> Tensor"

@@ -42,6 +42,8 @@ def reference(schema: str, by_name: bool = False) -> Callable[[F], F]:
 def _by_name(schema: str, fn: Callable[[Any], Any]) -> Callable[..., Any]:
     """A function with the parameters of a schema."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    arguments = _torch.parse_schema(f"{SPACE}::{schema}").arguments
+    tensors = [a.name for a in arguments if a.type.kind() == "TensorType"]
     signature = inspect.Signature(
         [
             inspect.Parameter(
@@ -49,7 +51,7 @@ def _by_name(schema: str, fn: Callable[[Any], Any]) -> Callable[..., Any]:
                 kinds[a.kwarg_only],
                 default=a.default_value if a.has_default_value() else inspect.Parameter.empty,
             )
-            for a in _torch.parse_schema(f"{SPACE}::{schema}").arguments
+            for a in arguments
         ]
     )
 
@@ -57,6 +59,9 @@ def _by_name(schema: str, fn: Callable[[Any], Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
+        for name in tensors:
+            if bound.arguments[name] is None:  # the dispatcher lets it pass for an empty tensor
+                raise TypeError(f"{schema.partition('(')[0]}: {name} must be a tensor, not None")
         return fn(types.SimpleNamespace(**bound.arguments))
 
     call.__signature__ = signature  # type: ignore[attr-defined]

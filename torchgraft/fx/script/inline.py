@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Any
 
 from torchgraft import _torch
@@ -40,6 +42,21 @@ def inline(graph: Any, module: Any, path: str = "", scope: str = "") -> None:
             for old, new in zip(node.outputs(), results, strict=True):
                 old.replaceAllUsesWith(new)
             node.destroy()
+
+
+def frozen_scope(node: Any) -> list[str]:
+    """The modules of a node that `torch.jit.freeze` inlined, as far as torch remembers them: the
+    names of classes are not qualified, and paths of what was scripted lack containers such as a
+    ModuleList. A file remembers nothing."""
+    known = re.findall(r"(\w+)\((\w+)\)", node.getModuleHierarchy())
+    known = [(name, kind) for name, kind in known if name != "UNKNOWN_INSTANCE"]
+    traced = [path.removeprefix("__module.") for path in node.scopeName().split("/") if path]
+    paths = (
+        traced
+        if len(traced) == len(known)
+        else itertools.accumulate((name for name, _ in known), "{}.{}".format)
+    )
+    return [f"{path}=?.{kind}" for path, (_, kind) in zip(paths, known, strict=True)]
 
 
 def _class(module: Any) -> str:

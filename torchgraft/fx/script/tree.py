@@ -13,7 +13,7 @@ from torchgraft import _torch
 from torchgraft.errors import UnsupportedScript
 from torchgraft.fx import mark
 from torchgraft.fx.script.graph import Node, Value, frames_of, is_changed, walk
-from torchgraft.fx.script.inline import SCOPE
+from torchgraft.fx.script.inline import SCOPE, frozen_scope
 
 Path = tuple[str, ...]
 
@@ -77,8 +77,7 @@ class Tree:
     def scope_of(self, node: Node) -> str:
         """The modules that a node comes from, as `path=Class/...`. `with graft.fallback():` and
         `with graft.stream(...):` that a trace went through are shown last."""
-        known = node.hasAttribute(SCOPE)
-        parts = node.s(SCOPE).split("/") if known else []
+        parts = node.s(SCOPE).split("/") if node.hasAttribute(SCOPE) else frozen_scope(node)
         safe = [re.sub(r"[^\w./=]", "?", part, flags=re.ASCII) for part in parts]
         return "/".join([*safe, *mark.scopes_in_source(frames_of(node))])
 

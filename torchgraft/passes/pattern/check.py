@@ -18,7 +18,7 @@ from torchgraft.fx import meta
 from torchgraft.passes.pattern import trace
 from torchgraft.passes.pattern.rewrite import apply
 from torchgraft.passes.pattern.search import Index
-from torchgraft.passes.pattern.slots import Slot, Variant
+from torchgraft.passes.pattern.slots import Slot, Variant, order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +77,9 @@ def _draw(
                 value = draw.choice(value)
         elif slot.name in variant.fixed:
             value = variant.fixed[slot.name]
+        elif variant.dims and slot.kind is int:  # a list, or it were fixed
+            value = order(variant, side)
+            draw.shuffle(value)
         else:
             count = 2 if slot.many else 1
             items = [_value(slot, variant, side, sizes, draw) for _ in range(count)]

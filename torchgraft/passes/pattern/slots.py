@@ -89,6 +89,7 @@ class Variant:
     tensors: Mapping[str, Type]
     fixed: Mapping[str, Any]
     floats: tuple[torch.dtype, torch.dtype] = FLOATS[0]
+    dims: bool = False  # ints name dimensions
 
     def dtype(self, name: str, side: int) -> torch.dtype:
         return self.tensors[name].dtype or self.floats[side]
@@ -147,7 +148,8 @@ def parse_type(pattern: str, name: str, text: str) -> Type:
 def variants(
     pattern: str, slots: Sequence[Slot], types: Sequence[Mapping[str, str]], dims: bool
 ) -> Iterator[Variant]:
-    """Every way to trace the pattern. With `dims`, ints are -1 to 3: they may name dimensions."""
+    """Every way to trace the pattern. With `dims`, ints are -1 to 3, and lists of them are orders
+    of the first tensor's dimensions: they may name dimensions."""
     tensors = [slot for slot in slots if slot.kind is Tensor]
     names = [slot.name for slot in tensors]
     for name in (name for given in types for name in given if name not in names):
@@ -161,7 +163,7 @@ def variants(
             square = {n: Type(("n",) * r) for n, r in zip(loose, ranks, strict=True)}
             for values in itertools.product(*choices):
                 fixed = {s.name: v for s, v in zip(slots, values, strict=True) if v is not FREE}
-                yield Variant({**known, **square}, fixed)
+                yield Variant({**known, **square}, fixed, dims=dims)
 
 
 FREE: Any = object()
@@ -192,11 +194,19 @@ def sizes(dims: Sequence[str], side: int, used: dict[str, int]) -> tuple[int, ..
     return tuple(int(d) if d.isdigit() else used[d] for d in dims)
 
 
-def sample(slot: Slot, index: int, side: int) -> Any:
+def sample(slot: Slot, index: int, side: int, variant: Variant) -> Any:
     """A number that stands for a slot in a trace and occurs nowhere else in it."""
     one: Any
+    if slot.kind is int and slot.many and variant.dims:
+        return order(variant, side)
     if slot.kind is float:
         one = ((0.4142 + 0.0371 * index) % 1, (0.2718 + 0.0593 * index) % 1)[side]
     else:
         one = (1009, 2017)[side] + 2 * index
     return [one, one + 0.125 if slot.kind is float else one + 1] if slot.many else one
+
+
+def order(variant: Variant, side: int) -> list[int]:
+    """All dimensions of the first tensor: from the last to the first, or the first one last."""
+    dims = list(range(max((len(t.dims) for t in list(variant.tensors.values())[:1]), default=0)))
+    return dims[1:] + dims[:1] if side else dims[::-1]

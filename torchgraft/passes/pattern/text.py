@@ -52,13 +52,18 @@ def parse(name: str, text: str) -> tuple[Callable[..., Any], tuple[Slot, ...]]:
     return fn, slots
 
 
+_NONE = "(no schema)"
+_OUT = re.compile(r"\*, .*Tensor\(\w!\)")
+"""Where an overload writes its result: torch takes one argument too many for that."""
+
+
 def _check(name: str, text: str, node: Any) -> None:
     """Raise unless an operator of that name takes these arguments."""
     kind = node.kind()
-    if kind.startswith("prim::") or node.schema() != "(no schema)":
+    if kind.startswith("prim::") or not (_OUT.search(node.schema()) or node.schema() == _NONE):
         return
     line, column = _place(text, node.sourceRange())
-    known = _torch.schemas_of(kind)
+    known = [schema for schema in _torch.schemas_of(kind) if not _OUT.search(str(schema))]
     given = ", ".join(str(value.type()) for value in node.inputs())
     if known:
         fix = "There are:\n" + "\n".join(f"  {schema}" for schema in known)

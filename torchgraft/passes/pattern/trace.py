@@ -210,7 +210,7 @@ def values_for(slots: Sequence[Slot], variant: Variant, side: int, mode: Any) ->
                 make = functools.partial(torch.empty, sizes, dtype=variant.dtype(slot.name, side))
                 values[slot.name] = [make(), make()] if slot.many else make()
         else:
-            values[slot.name] = _slots.sample(slot, index, side)
+            values[slot.name] = _slots.sample(slot, index, side, variant)
     return values
 
 

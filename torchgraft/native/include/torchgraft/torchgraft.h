@@ -59,6 +59,9 @@ class Program {
   std::vector<std::string> inputs() const;
   // What a call takes, one line for each declared shape.
   std::string signature() const;
+  // What did not go as its mode asks, such as why it is not captured as a CUDA graph. Capture is at
+  // the first call of a shape, so ask after one.
+  std::vector<std::string> notes() const;
   // New weights from the next call on; all of them, or nothing changes.
   void load_state_dict(const Weights& weights);
 

@@ -143,13 +143,10 @@ Archive::~Archive() {
 }
 
 void Archive::open() {
-  // The end record lies before a comment of at most 65535 bytes.
-  constexpr size_t kEnd = 22;
-  if (content_.size() < kEnd) bad("it is not a zip archive, or is cut off");
-  const size_t first = content_.size() > kEnd + 65535 ? content_.size() - kEnd - 65535 : 0;
-  const size_t end = content_.rfind(std::string_view("PK\5\6", 4));
-  if (end == std::string_view::npos || end < first || content_.size() - end < kEnd)
-    bad("it is not a zip archive, or is cut off");
+  constexpr size_t kEnd = 22;  // the end record, with no comment behind it
+  const size_t end = content_.size() < kEnd ? 0 : content_.size() - kEnd;
+  if (content_.size() < kEnd || content_.substr(end, 4) != std::string_view("PK\5\6", 4))
+    bad("it is not a zip archive, or is cut off, or something was put behind it");
   uint64_t count = little<uint16_t>(content_, end + 10);
   uint64_t size = little<uint32_t>(content_, end + 12), at = little<uint32_t>(content_, end + 16);
   if (end >= 20 && content_.substr(end - 20, 4) == std::string_view("PK\6\7", 4)) {  // zip64

@@ -10,6 +10,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "graft/capture.h"
 #include "graft/folder.h"
 #include "graft/link.h"
 #include "graft/machine.h"
@@ -117,6 +118,7 @@ struct Gear {
   Signature signature;
   std::vector<std::string> states;
   size_t program;
+  Edge edge;
   std::vector<View> views;
   Gear(const json& data, const Place& place, const std::vector<Part>& parts)
       : signature(data, place),
@@ -127,6 +129,8 @@ struct Gear {
     if (plan.inputs.size() != tensors + states.size() ||
         (is_known(signature.out_tree) && plan.outputs.size() != leaves_of(signature.out_tree)))
       bad("a plan takes or gives another number of values than its signature");
+    for (const json& one : list(data, "static")) edge.fixed.insert(index(one, plan.inputs.size()));
+    for (const json& one : list(data, "written")) edge.written.insert(index(one, plan.inputs.size()));
     for (const json& one : list(data, "views")) {
       if (!one.is_array() || one.size() != 3) bad("not a view: " + brief(one));
       const View view{static_cast<size_t>(index(one[0])), static_cast<size_t>(index(one[1])),
@@ -139,6 +143,8 @@ struct Gear {
     }
   }
 };
+
+const std::set<std::string> kModes = {"eager", "default", "reduce-overhead", "max-autotune"};
 
 // Gradients, autocast and inference mode of the caller do not reach the program.
 struct Quiet {
@@ -167,6 +173,8 @@ struct Program::Body {
       : archive(std::move(archive)), place{device} {
     const json body = this->archive->read("program.json");
     name = text(body, "name");
+    mode = text(body, "mode");
+    if (!kModes.count(mode)) bad("its mode is " + quote(mode));
     for (const json& entry : list(body, "weights")) weights.emplace_back(entry);
     const auto tensors = read_tensors(this->archive->member("weights.safetensors"), this->archive);
     for (const Weight& weight : weights) {
@@ -187,6 +195,7 @@ struct Program::Body {
     }
     for (const json& entry : list(body, "gears")) {
       gears.push_back(std::make_unique<Gear>(entry, place, parts));
+      gears.back()->edge.alias_outputs = flag(body, "alias_outputs");
       for (const std::string& state : gears.back()->states)
         if (!is_state(state)) bad("there is no state " + quote(state));
     }
@@ -235,14 +244,32 @@ struct Program::Body {
     const Values values = link(prepare, {}, {}, place.device)->run(std::move(inputs));
     auto linked = std::make_shared<std::vector<std::shared_ptr<Linked>>>();
     for (const Part& part : parts) linked->push_back(link(part, values, *linked, place.device));
+    for (const auto& gear : gears) linked->push_back(entrance(*gear, linked->at(gear->program)));
     if (place.device.type() != c10::kCPU)  // calls may come on other streams than this one
       c10::impl::VirtualGuardImpl(place.device.type()).synchronizeDevice(place.device.index());
     std::unique_lock<std::shared_mutex> hold(lock);
     programs = std::move(linked);
   }
 
+  // What a call of a gear runs: its program, or that as a CUDA graph where its mode asks for it.
+  std::shared_ptr<Linked> entrance(const Gear& gear, const std::shared_ptr<Linked>& program) {
+    const bool wanted = mode == "reduce-overhead" || mode == "max-autotune";
+    if (!wanted || place.device.type() != c10::kCUDA) return program;
+    const auto refused = [this](const std::string& why) {
+      std::lock_guard<std::mutex> hold(noted);
+      notes.insert("not captured as a CUDA graph: " + why);
+    };
+    for (const auto& [name, kernel] : parts[gear.program].kernels)
+      if (kernel.name.rfind("_c10d_functional::", 0) == 0) {
+        refused("its collectives are not captured in C++");
+        return program;
+      }
+    return captured(program, place.device, gear.edge, refused);
+  }
+
   Values run(const std::vector<at::Tensor>& given) const {
-    const Gear& gear = fitting(given);
+    const size_t number = fitting(given);
+    const Gear& gear = *gears[number];
     const auto& specs = gear.signature.tensors;
     if (at::GradMode::is_enabled())
       for (size_t i = 0; i < given.size(); ++i)
@@ -267,7 +294,7 @@ struct Program::Body {
       linked = programs;
       for (const std::string& state : gear.states) inputs.emplace_back(stored.at(state));
     }
-    Values outputs = (*linked)[gear.program]->run(std::move(inputs));
+    Values outputs = (*linked)[parts.size() + number]->run(std::move(inputs));
     for (const auto& [i, used] : copied) {
       if (specs[i]->mutated) given[i].detach().copy_(used);
       for (const View& view : gear.views)  // of what the caller has, not of its copy
@@ -282,17 +309,18 @@ struct Program::Body {
     return program.run(std::move(inputs)).at(0);
   }
 
-  const Gear& fitting(const std::vector<at::Tensor>& given) const {
+  // The place of the gear that takes these.
+  size_t fitting(const std::vector<at::Tensor>& given) const {
     const size_t wanted = gears[0]->signature.tensors.size();
     if (given.size() != wanted)
       throw InputMismatch(Misfit{
           "arguments", std::to_string(wanted) + " tensors (" + gears[0]->signature.show() + ")",
           std::to_string(given.size()), "Pass the tensors that were declared, in order."}.text());
     std::optional<Misfit> why;
-    for (const auto& gear : gears) {
-      if (gear->signature.tensors.size() != wanted) continue;
-      why = gear->signature.misfit(given);
-      if (!why) return *gear;
+    for (size_t i = 0; i < gears.size(); ++i) {
+      if (gears[i]->signature.tensors.size() != wanted) continue;
+      why = gears[i]->signature.misfit(given);
+      if (!why) return i;
     }
     if (gears.size() == 1 || !why->is_size) throw InputMismatch(why->text());
     std::string shapes;
@@ -305,14 +333,17 @@ struct Program::Body {
   std::shared_ptr<Archive> archive;
   Place place;
   Folder folder;  // that libraries are unpacked to; it goes with the program
-  std::string name;
+  std::string name, mode;
   std::vector<Weight> weights;
   std::map<std::string, at::Tensor> stored;
   std::map<std::string, std::string> libraries;
   Part prepare;
   std::vector<Part> parts;
   std::vector<std::unique_ptr<Gear>> gears;
+  mutable std::mutex noted;
+  std::set<std::string> notes;
   mutable std::shared_mutex lock;
+  // The parts, then what a call of each gear runs.
   std::shared_ptr<const std::vector<std::shared_ptr<Linked>>> programs;
 };
 
@@ -375,6 +406,11 @@ std::string Program::signature() const {
   return text;
 }
 
+std::vector<std::string> Program::notes() const {
+  std::lock_guard<std::mutex> hold(body_->noted);
+  return {body_->notes.begin(), body_->notes.end()};
+}
+
 void Program::load_state_dict(const Weights& given) {
   std::set<std::string> problems, known;  // both in order
   size_t made = 0;
@@ -385,6 +421,8 @@ void Program::load_state_dict(const Weights& given) {
     const auto found = given.find(weight.name);
     if (found == given.end())
       problems.insert("missing: " + weight.name);
+    else if (found->second.is_meta())
+      problems.insert(weight.name + ": it has no values (device meta)");
     else if (found->second.scalar_type() != weight.dtype || found->second.sizes() != weight.shape)
       problems.insert(weight.name + ": " + typed_shape(found->second.scalar_type(), found->second.sizes()) +
                       " for " + typed_shape(weight.dtype, weight.shape));
@@ -411,9 +449,14 @@ void Program::load_state_dict(const Weights& given) {
     throw WeightMismatch(said + "\nNothing was changed.");
   }
   Weights moved;
-  for (const Weight& weight : body_->weights)
-    if (weight.saved) moved[weight.name] = weight.like(given.at(weight.name), body_->place);
   at::NoGradGuard none;
+  for (const Weight& weight : body_->weights) {
+    if (!weight.saved) continue;
+    at::Tensor& held = moved[weight.name] = weight.like(given.at(weight.name), body_->place);
+    if (!held.is_alias_of(given.at(weight.name))) continue;
+    const at::Tensor copy = held.clone();  // the caller may write to what it gave
+    if (copy.strides() == held.strides()) held = copy;  // no elements that overlap
+  }
   for (const Weight& weight : body_->weights)
     if (weight.kind == "state" && moved.count(weight.name)) {
       body_->stored.at(weight.name).copy_(moved.at(weight.name));

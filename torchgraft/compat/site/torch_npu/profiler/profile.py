@@ -1,5 +1,6 @@
-"""The profiler of torch: operators as work of the CPU, on their threads; and programs of
-`torch.compile` with a track for each of their streams and an arrow for each wait."""
+"""The profiler of torch: operators as work of the CPU, on their threads (and of CUDA, where that
+stands for the NPU); and programs of `torch.compile` with a track for each of their streams and an
+arrow for each wait."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import torch
 from torch.profiler import ProfilerAction, schedule
 
 from torch_npu.profiler.experimental import _ExperimentalConfig
+from torchgraft.compat import device
 from torchgraft.compat.watch import Recording
 
 __all__ = [
@@ -66,9 +68,12 @@ class profile(torch.profiler.profile):
         wanted = supported_activities() if activities is None else set(activities)
         if not wanted <= supported_activities():
             raise TypeError(f"activities are {wanted}; they must be of torch_npu's own kind")
+        watched = [torch.profiler.ProfilerActivity.CPU]
+        if ProfilerActivity.NPU in wanted and device.kind() == "cuda":
+            watched.append(torch.profiler.ProfilerActivity.CUDA)
         parent: Any = super()
         parent.__init__(
-            activities=[torch.profiler.ProfilerActivity.CPU],
+            activities=watched,
             schedule=schedule,
             on_trace_ready=on_trace_ready,
             record_shapes=record_shapes,

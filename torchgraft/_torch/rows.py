@@ -1,0 +1,58 @@
+"""Generated products, with less for Inductor and the C++ compiler to do. torch 2.11 to 2.13."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+
+@contextlib.contextmanager
+def fitted() -> Iterator[None]:
+    """Generated products have inner loops for the blocks of rows that occur, and no others.
+
+    Inductor writes one for each number of rows up to a block's (8, say) and lets the loop around
+    them choose, also where the number is known: most of what the C++ compiler gets is never run.
+    And it reads the same templates and sizes, which are texts, anew for each product.
+    """
+    from torch._inductor.codegen import cpp_gemm_template, cpp_micro_gemm, cpp_template_kernel
+    from torch._inductor.codegen.common import KernelTemplate
+
+    original = cpp_micro_gemm.create_micro_gemm
+    template, parse = _readers()
+
+    def create(name: str, m: Any, *args: Any, **kwargs: Any) -> Any:
+        return _fit(original(name, m, *args, **kwargs), m)
+
+    with (
+        mock.patch.object(cpp_gemm_template, "create_micro_gemm", create),
+        mock.patch.object(KernelTemplate, "_template_from_string", staticmethod(template)),
+        mock.patch.object(cpp_template_kernel, "parse_expr", parse),
+    ):
+        yield
+
+
+def _fit(gemm: Any, m: Any) -> Any:
+    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmFP32Vec
+
+    if type(gemm) is not CppMicroGemmFP32Vec or not getattr(m, "is_number", isinstance(m, int)):
+        return gemm
+    rows = int(m)
+    block = max(1, min(rows, gemm.register_blocking.block_m))
+    rest = [rows % block] if rows % block else []
+    gemm.register_blocking = gemm.register_blocking._replace(block_m=block)
+    # Of this one alone. Rows that it did not foresee would be an error of the generated code.
+    gemm.TEMPLATE_ENTRY = gemm.TEMPLATE_ENTRY.replace("range(block_m - 1, 0, -1)", str(rest))
+    return gemm
+
+
+@functools.cache
+def _readers() -> tuple[Callable[[str], Any], Callable[[str], Any]]:
+    """Templates and sizes by their texts, each read once in a process."""
+    from sympy.parsing.sympy_parser import parse_expr  # type: ignore[import-untyped]
+    from torch._inductor.codegen.common import KernelTemplate
+
+    kept = functools.lru_cache(maxsize=1024)
+    return kept(KernelTemplate._template_from_string), kept(parse_expr)
