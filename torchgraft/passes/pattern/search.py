@@ -16,7 +16,7 @@ from torchgraft import _torch
 from torchgraft.fx import meta
 from torchgraft.passes.pattern import trace
 from torchgraft.passes.pattern.slots import Slot
-from torchgraft.passes.pattern.trace import DERIVED, SIZED, TRANSPARENT, Held, Part, Template, label
+from torchgraft.passes.pattern.trace import COPY, DERIVED, Held, Part, Template, label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Search:
         return next((n for n in bound if isinstance(n, Node)), None)
 
     def _part(self, part: Part, node: Any, state: _State) -> Iterator[_State]:
-        while isinstance(node, Node) and node.target in TRANSPARENT:
+        while isinstance(node, Node) and node.target is COPY:
             node = node.args[0]
         if part in state.parts:
             if state.parts[part] is node:
@@ -166,15 +166,13 @@ class Search:
                 and one.ndim == two.ndim
                 and all(_same(a, b) for a, b in sizes)
             )
-        return part.target not in SIZED or one.ndim == two.ndim
+        return not part.sized or one.ndim == two.ndim
 
     def _not(self, part: Part, node: Any, state: _State) -> None:
-        shown = said(node) if isinstance(node, Node) else repr(node)
-        known = isinstance(node, Node)
         self._miss(
             len(state.parts),
-            node if known else None,
-            lambda: f"{shown} stands where the pattern has `{part}` ({part.target})",
+            node if isinstance(node, Node) else None,
+            lambda: f"{_show(node)} stands where the pattern has `{part}` ({part.target})",
         )
 
     def _pairs(
@@ -256,7 +254,7 @@ def _unused(part: Part, source: Node) -> str:
 def readers(node: Node) -> Iterator[Node]:
     """Who uses a value, through copies."""
     for user in node.users:
-        if user.target in TRANSPARENT:
+        if user.target is COPY:
             yield from readers(user)
         else:
             yield user
@@ -280,7 +278,7 @@ def _plain(arg: Any) -> Any:
     """An argument without the copies in front of it."""
     if isinstance(arg, (list, tuple)):
         return [_plain(a) for a in arg]
-    while isinstance(arg, Node) and arg.target in TRANSPARENT:
+    while isinstance(arg, Node) and arg.target is COPY:
         arg = arg.args[0]
     return arg
 

@@ -28,9 +28,9 @@ from torchgraft.passes.pattern.slots import FLOATS, Slot, Variant
 
 aten = torch.ops.aten
 
-_SAME = {aten.view.default: aten.reshape.default}
-TRANSPARENT = frozenset({aten.clone.default})
-"""They give the value they are given, in other memory: no pattern asks for them."""
+_VIEW, _RESHAPE = aten.view.default, aten.reshape.default
+COPY = aten.clone.default
+"""It gives the value it is given, in other memory: no pattern asks for it."""
 _COMMUTE = frozenset(
     {
         aten.add.Tensor,
@@ -74,10 +74,13 @@ class Part:
     args: dict[str, Any]
     value: Any  # the fake one of the first trace
     rank: int = 0  # of the first argument
+    # Asked for each node that may be it. Operators are slow to hash.
+    commutes: bool = dataclasses.field(init=False)
+    sized: bool = dataclasses.field(init=False)
 
-    @property
-    def commutes(self) -> bool:
-        return self.target in _COMMUTE and self.args.get("alpha", 1) == 1
+    def __post_init__(self) -> None:
+        self.commutes = self.target in _COMMUTE and self.args.get("alpha", 1) == 1
+        self.sized = self.target in SIZED
 
     def __str__(self) -> str:
         return label(self.target)
@@ -96,7 +99,7 @@ class Part:
             return repr(arg)
 
         dims = [v for k, v in self.args.items() if k.startswith("dim")]
-        ranked = self.target in SIZED or any(isinstance(d, int) and d >= 0 for d in dims)
+        ranked = self.sized or any(isinstance(d, int) and d >= 0 for d in dims)
         rank = self.value.ndim if ranked and isinstance(self.value, Tensor) else None
         return str(self.target), rank, tuple((k, shown(v)) for k, v in self.args.items())
 
@@ -126,17 +129,21 @@ def label(target: Any) -> str:
 
 def called(target: Any) -> Any:
     """The target that stands for all spellings of it."""
-    return _SAME.get(target, target)
+    return _RESHAPE if target is _VIEW else target
 
 
 @functools.lru_cache(maxsize=4096)
-def _schema(target: Any) -> tuple[tuple[str, Any], ...] | None:
+def _schema(target: Any) -> tuple[list[str], dict[str, Any]] | None:
+    """The names of an operator's arguments, and each one's default (None: it has none)."""
     if not _torch.is_op(target):
         return None
-    return tuple(
-        (a.name, a.default_value if a.has_default_value() else None)
+    if called(target) in SIZED:
+        return ["self"], {}
+    defaults = {
+        a.name: a.default_value if a.has_default_value() else None
         for a in target._schema.arguments
-    )
+    }
+    return list(defaults), defaults
 
 
 def arguments(node: Node) -> dict[str, Any]:
@@ -144,10 +151,9 @@ def arguments(node: Node) -> dict[str, Any]:
     schema = _schema(node.target)
     if schema is None:
         return {**{str(i): a for i, a in enumerate(node.args)}, **node.kwargs}
-    if called(node.target) in SIZED:
-        return {"self": node.args[0]}
-    given = {**dict(schema), **dict(zip((n for n, _ in schema), node.args, strict=False))}
-    return {**given, **node.kwargs}
+    names, defaults = schema
+    given = {**defaults, **dict(zip(names, node.args, strict=False))}
+    return given if names == ["self"] else {**given, **node.kwargs}
 
 
 # --- Tracing ---
@@ -372,7 +378,7 @@ class _Builder:
             return self.slots[name] if index is None else (self.slots[name], index)
         if node.op == "get_attr":
             return Held(meta.attribute(self.gms[0], str(node.target)))
-        if node.target in TRANSPARENT:
+        if node.target is COPY:
             return self._value(*(n.args[0] for n in nodes))
         rows = [arguments(n) for n in nodes]
         args = {k: self._value(*(row.get(k) for row in rows)) for k in rows[0]}
