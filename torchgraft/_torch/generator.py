@@ -22,6 +22,7 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft._torch import Flat, fake_mode_of, rows
+from torchgraft._torch.together import together
 
 
 def known_options() -> frozenset[str]:
@@ -107,6 +108,7 @@ def compile_graph(
         config.patch({**settings, **options}),
         tracing(TracingContext(mode)),
         _torch.lazily(),
+        together(),
         gcc_flags() if many_rows else contextlib.nullcontext(),
     ):
         if is_inference:

@@ -140,8 +140,7 @@ def _schema(target: Any) -> tuple[list[str], dict[str, Any]] | None:
     if called(target) in SIZED:
         return ["self"], {}
     defaults = {
-        a.name: a.default_value if a.has_default_value() else None
-        for a in target._schema.arguments
+        a.name: a.default_value if a.has_default_value() else None for a in target._schema.arguments
     }
     return list(defaults), defaults
 
