@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from torchgraft.fx.edit import target_name
 from torchgraft.fx.mark import in_fallback
 from torchgraft.plan import Buffer, Collective, Launch, Plan, is_literal
 from torchgraft.report import Placed, Report
-from torchgraft.run import host
+from torchgraft.run import host, pages
 from torchgraft.stream import memory
 from torchgraft.stream.order import schedule
 
@@ -82,6 +83,7 @@ class Linker:
         self.objects: dict[str, Buffer] = {}
         self.launches: list[Launch] = []
         self.owned: dict[View, Tensor] = {}  # copies of the module's weights
+        self.pages = pages.Pages()
         self.branches: dict[str, Branch] = {}
         self.units: list[Unit] = []
         self.shared: list[tuple[Buffer, Buffer]] = []
@@ -211,17 +213,26 @@ class Linker:
         return arg if is_literal(arg) else self._object(arg)
 
     def _own(self, constant: Any) -> Any:
-        """A constant that nobody outside can change: a copy where it is a weight of the module."""
-        borrowed: frozenset[int] = self.gm.meta.get("borrowed", frozenset())
+        """A constant that nobody outside can change, where it is read fast: a copy where it is a
+        weight of the module or made by the generator."""
         if not isinstance(constant, Tensor) or constant.layout != torch.strided:
             return constant
-        if constant.untyped_storage().data_ptr() not in borrowed:
-            return constant
+        address = constant.untyped_storage().data_ptr()
+        if address not in self.gm.meta.get("borrowed", ()):
+            return constant if address in self._kept else self.pages.settle(constant)
         if (key := _view(constant)) not in self.owned:
-            self.owned[key] = constant.clone(memory_format=torch.preserve_format)
+            mine = self.pages.settle(constant)
+            if mine is constant:
+                mine = constant.clone(memory_format=torch.preserve_format)
+            self.owned[key] = mine
             if "prepare" in self.gm.meta:
-                self.gm.meta["prepare"].same(self.owned[key], constant)
+                self.gm.meta["prepare"].same(mine, constant)
         return self.owned[key]
+
+    @functools.cached_property
+    def _kept(self) -> frozenset[int]:
+        """Where the graph's constants lie, which it keeps: a copy would be a second one."""
+        return meta.addresses(self.gm.buffers())
 
     def copies(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The program's own copies of weights, laid out as those are; not every weight has one."""

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ def compile_graph(
 
     The same steps that `torch._inductor.compile_fx` takes behind AOTAutograd, from the point where
     the graph is functional and decomposed: its joint passes, freezing where weights are held, then
-    `compile_fx_inner`. What is left of the constants after freezing goes through `own`. With
+    `compile_fx_inner`. The constants that the code reads in the end go through `own`. With
     `generates(operations, is constant)`, code is generated for those matrix products for whose
     size and second operand it holds; the others are library calls, and nothing is timed. gcc needs
     `gcc_flags` only for products of `many_rows`, and another precompiled header then. `finish`
@@ -118,8 +119,6 @@ def compile_graph(
             gm, extra = freeze(gm, inputs, onednn)
             if finish is not None and extra["layout_opt"]:
                 finish(gm)
-            for node in gm.graph.find_nodes(op="get_attr"):
-                setattr(gm, node.target, own(getattr(gm, node.target)))
         rebase(gm)
         output = next(iter(reversed(gm.graph.nodes)))
         output.meta["user_visible_output_idxs"] = [
@@ -137,6 +136,8 @@ def compile_graph(
                 is_backward=is_backward,
                 **extra,
             )
+            for module in PyCodeCache.modules[loaded:]:
+                _own(module, own)
         finally:
             mode.allow_non_fake_inputs = allow
             _forget_modules(loaded)
@@ -266,6 +267,13 @@ def _takes(compiler: str, *flags: str, link: bool = False) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return tried.returncode == 0
+
+
+def _own(module: ModuleType, own: Callable[[Any], Any]) -> None:
+    """Give a generated module, whose constants are its globals, those that are its own."""
+    for name, value in list(vars(module).items()):
+        if isinstance(value, Tensor):
+            setattr(module, name, own(value))
 
 
 def _forget_modules(first: int) -> None:

@@ -20,6 +20,7 @@ from torchgraft.fx import meta
 from torchgraft.fx.cost import flops_of, has_formula
 from torchgraft.fx.decompose import decompose
 from torchgraft.fx.dialect import is_view
+from torchgraft.run import pages
 
 log = logging.getLogger("torchgraft")
 
@@ -172,8 +173,8 @@ LARGE = 4e7
 """Operations from which a product goes to a library all the same. Code for it
 gained nothing clear on AMD's processors, and each takes the C++ compiler some 3 s."""
 CACHED = 16e6
-"""Weights (elements of a region's products with few rows) that a cache may hold: with more, as in
-GPT-2, it is memory that decides, and MKL's packed weights were faster."""
+"""Weights (elements of a region's products with few rows) that a cache may hold. With more, as in
+GPT-2, it is memory that decides: in huge pages generated products are faster, else MKL's are."""
 MANY_FLOPS = 8e6
 """From so many operations a product on, oneDNN beats MKL on a processor that is not Intel's; below,
 a call of it costs 15 us more."""
@@ -217,7 +218,8 @@ def _generates(flops: float, is_constant: bool) -> bool:
 
 def _by_generator(products: Sequence[tuple[int, int]]) -> bool:
     """Whether code is to be generated for a region's products."""
-    if sum(f / max(1, 2 * rows) for rows, f in products if rows <= FEW_ROWS) > CACHED:
+    read = sum(f / max(1, 2 * rows) for rows, f in products if rows <= FEW_ROWS)
+    if read > CACHED and not pages.has_huge():
         return False
     small = sum(f for rows, f in products if rows <= FEW_ROWS or f <= FEW_FLOPS)
     if 2 * small > sum(f for _, f in products):

@@ -24,7 +24,7 @@ from torchgraft.errors import (
     WeightMismatch,
     first_line,
 )
-from torchgraft.fx import edit
+from torchgraft.fx import edit, meta
 from torchgraft.fx.capture import Capture
 from torchgraft.fx.returned import View
 from torchgraft.native import executor
@@ -34,6 +34,7 @@ from torchgraft.package.codec import field
 from torchgraft.package.part import Gear, Part, Weight, place
 from torchgraft.package.view import attach, report
 from torchgraft.program import Program, captured
+from torchgraft.run.pages import Pages
 from torchgraft.signature import Signature
 
 PathLike = str | os.PathLike[str]
@@ -196,10 +197,13 @@ class Loaded(Compiled):
         self._link(programs)
 
     def _linked(self, new: Mapping[str, Tensor]) -> list[Program]:
+        given = self._placed(new)
+        kept, pages = meta.addresses(given), Pages()
         with torch.no_grad(), _torch.no_autocast():
-            values = list(self._prepare.link([], [])(self._placed(new)))
+            values = list(self._prepare.link([], [])(list(given)))
         if not all(isinstance(value, Tensor) for value in values):
             raise BadPackage("what is prepared of its weights is not tensors only")
+        values = [v if meta.addresses([v]) <= kept else pages.settle(v) for v in values]
         runs = self._natively(values)
         made: dict[int, Program] = {}
         programs = []

@@ -14,6 +14,7 @@
 #include "graft/folder.h"
 #include "graft/link.h"
 #include "graft/machine.h"
+#include "graft/pages.h"
 #include "graft/signature.h"
 
 namespace torchgraft {
@@ -241,7 +242,16 @@ struct Program::Body {
         inputs.emplace_back(held);
       }
     }
-    const Values values = link(prepare, {}, {}, place.device)->run(std::move(inputs));
+    const auto memory = [](const c10::IValue& value) -> const void* {
+      const bool strided = value.isTensor() && value.toTensor().layout() == at::kStrided;
+      return strided ? value.toTensor().storage().data() : nullptr;
+    };
+    std::set<const void*> kept;
+    for (const auto& input : inputs) kept.insert(memory(input));
+    Values values = link(prepare, {}, {}, place.device)->run(std::move(inputs));
+    Pages pages;
+    for (auto& value : values)
+      if (memory(value) && !kept.count(memory(value))) value = pages.settle(value.toTensor());
     auto linked = std::make_shared<std::vector<std::shared_ptr<Linked>>>();
     for (const Part& part : parts) linked->push_back(link(part, values, *linked, place.device));
     for (const auto& gear : gears) linked->push_back(entrance(*gear, linked->at(gear->program)));
