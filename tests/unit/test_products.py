@@ -64,10 +64,8 @@ def test_a_region_goes_with_most_of_its_work(monkeypatch: pytest.MonkeyPatch) ->
     assert is_micro(region(Both(64 * 128), x))
 
 
-def test_weights_that_change_or_fit_no_cache_are_left_to_a_library() -> None:
+def test_weights_that_change_are_left_to_a_library() -> None:
     assert not is_micro(region(nn.Linear(64, 64), torch.randn(1, 64), freeze=False))
-    assert inductor._by_generator([(1, 2 * 1024 * 1024)])
-    assert not inductor._by_generator([(1, 2 * 8192 * 8192)])
 
 
 @pytest.mark.parametrize(
