@@ -18,7 +18,7 @@ constexpr const char* kManifest = "manifest.json";
 constexpr int64_t kVersion = 2;
 constexpr size_t kMostMembers = 4096;
 constexpr size_t kMostJson = size_t{256} << 20;
-constexpr int kDeepest = 200;
+constexpr int kDeepestJson = 200;
 
 template <typename T>
 T little(std::string_view data, size_t at) {
@@ -246,7 +246,7 @@ json Archive::read(const std::string& name) const {
         " are allowed");
   std::vector<std::set<std::string>> keys;  // of the objects that are open
   const auto watch = [&](int depth, json::parse_event_t event, json& value) {
-    if (depth > kDeepest) bad(quote(name) + " is nested too deeply");
+    if (depth > kDeepestJson) bad(quote(name) + " is nested too deeply");
     if (event == json::parse_event_t::object_start) keys.emplace_back();
     if (event == json::parse_event_t::object_end) keys.pop_back();
     if (event == json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second)

@@ -15,8 +15,6 @@
 namespace torchgraft {
 namespace {
 
-constexpr const char* kMain = "main";
-
 // --- Worker threads: a stream of the host ---
 
 class Worker {

@@ -8,9 +8,6 @@
 namespace torchgraft {
 namespace {
 
-constexpr int kDeepest = 64;
-constexpr const char* kMain = "main";
-
 const std::vector<std::pair<const char*, at::ScalarType>>& dtypes() {
   static const std::vector<std::pair<const char*, at::ScalarType>> table = {
       {"float32", at::kFloat},       {"float64", at::kDouble},

@@ -15,6 +15,9 @@ struct Place {
 };
 
 using Values = std::vector<c10::IValue>;
+
+inline constexpr const char* kMain = "main";  // the caller's stream
+inline constexpr int kDeepest = 64;  // nesting of a value in a package
 // The parts of a tuple or a list.
 std::optional<Values> parts_of(const c10::IValue& value);
 

@@ -6,8 +6,6 @@
 namespace torchgraft {
 namespace {
 
-constexpr int kDeepest = 64;
-
 // Exact for the integers of 64 bits, with fractions on the way.
 long double evaluate(const Size& size, const std::vector<int64_t>& symbols) {
   if (size.kind == Size::kNumber) return size.number;
