@@ -672,6 +672,20 @@ def test_ir_text_has_constants_lists_and_several_results() -> None:
     assert run.report.matches == {"turned": 1}
 
 
+def test_ir_text_may_write_in_place() -> None:
+    graft.pattern(
+        """
+        graph(%x : Tensor, %y : Tensor, %by : int):
+            %a : Tensor = aten::mul(%x, %y)
+            %b : Tensor = aten::add_(%a, %y, %by)
+            return (%b)
+        """,
+        name="written",
+    )
+    run = compiled(lambda x, y: (x * y).add_(y, alpha=2), X, X)
+    assert run.report.matches == {"written": 1}
+
+
 @pytest.mark.parametrize(
     ("text", "line", "column", "why"),
     [

@@ -208,5 +208,6 @@ def sample(slot: Slot, index: int, side: int, variant: Variant) -> Any:
 
 def order(variant: Variant, side: int) -> list[int]:
     """All dimensions of the first tensor: from the last to the first, or the first one last."""
-    dims = list(range(max((len(t.dims) for t in list(variant.tensors.values())[:1]), default=0)))
+    first = next(iter(variant.tensors.values()), Type(()))
+    dims = list(range(len(first.dims)))
     return dims[1:] + dims[:1] if side else dims[::-1]
