@@ -76,6 +76,18 @@ class Specialised(GraftError):
         )
 
 
+class ExportedOtherwise(GraftError):
+    """Inputs that an exported program was not exported for."""
+
+    def __init__(self, name: str, exported: str, declared: str) -> None:
+        self.name, self.exported, self.declared = name, exported, declared
+        super().__init__(
+            f"input {name!r}: the program was exported for {exported}; declared is {declared}.\n"
+            f"Export it again for these inputs (torch.export.export(..., dynamic_shapes=...)), or "
+            f"declare none: an exported program has its own."
+        )
+
+
 class UnsupportedFile(GraftError):
     """A path that is not a program torchgraft can load."""
 
