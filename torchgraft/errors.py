@@ -441,8 +441,9 @@ class SignatureMismatch(GraftError):
         self.op, self.part, self.where, self.reference = op, part, where, reference
         self.differences = tuple(differences)
         lines = "\n  ".join(self.differences)
+        fitted = "its schema" if where == reference else f"its reference ({reference})"
         super().__init__(
-            f"{where}: {part} of operator {op!r} does not fit its reference ({reference}):\n"
+            f"{where}: {part} of operator {op!r} does not fit {fitted}:\n"
             f"  {lines}\nGive both the same parameters, in the same order, with the same defaults."
         )
 
