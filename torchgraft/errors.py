@@ -83,8 +83,7 @@ class ExportedOtherwise(GraftError):
         self.name, self.exported, self.declared = name, exported, declared
         super().__init__(
             f"input {name!r}: the program was exported for {exported}; declared is {declared}.\n"
-            f"Export it again for these inputs (torch.export.export(..., dynamic_shapes=...)), or "
-            f"declare none: an exported program has its own."
+            f"Export it again for these inputs, or declare none: an exported program has its own."
         )
 
 
@@ -436,14 +435,13 @@ class SignatureMismatch(GraftError):
     """A kernel, a fake or a backward that does not take what the reference takes."""
 
     def __init__(
-        self, op: str, part: str, where: str, reference: str, differences: Iterable[str]
+        self, op: str, part: str, where: str, against: str, differences: Iterable[str]
     ) -> None:
-        self.op, self.part, self.where, self.reference = op, part, where, reference
+        self.op, self.part, self.where, self.against = op, part, where, against
         self.differences = tuple(differences)
         lines = "\n  ".join(self.differences)
-        fitted = "its schema" if where == reference else f"its reference ({reference})"
         super().__init__(
-            f"{where}: {part} of operator {op!r} does not fit {fitted}:\n"
+            f"{where}: {part} of operator {op!r} does not fit {against}:\n"
             f"  {lines}\nGive both the same parameters, in the same order, with the same defaults."
         )
 

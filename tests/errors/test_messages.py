@@ -103,16 +103,14 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
         lambda: graft.compile(exported(), (graft.Input(min_shape=(2, 8), max_shape=(99, 8)),)),
         errors.ExportedOtherwise,
         "input 'input': the program was exported for 2 to 16 in dim 0; declared is 2 to 99.\n"
-        "Export it again for these inputs (torch.export.export(..., dynamic_shapes=...)), or "
-        "declare none: an exported program has its own.",
+        "Export it again for these inputs, or declare none: an exported program has its own.",
     ),
     "exported for another type": (
         lambda: graft.compile(exported(), (X.double(),)),
         errors.ExportedOtherwise,
         "input 'input': the program was exported for dtype torch.float32; declared is "
         "torch.float64.\n"
-        "Export it again for these inputs (torch.export.export(..., dynamic_shapes=...)), or "
-        "declare none: an exported program has its own.",
+        "Export it again for these inputs, or declare none: an exported program has its own.",
     ),
     "mode": (
         lambda: graft.Config(mode="reduce_overhead"),

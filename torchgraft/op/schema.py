@@ -142,7 +142,8 @@ def check_signature(schema: Any, name: str, part: str, fn: Function, reference: 
                     f"{mine.name} has {_show(mine.default)}, in {other} {_show(_default(theirs))}"
                 )
     if problems:
-        raise SignatureMismatch(name, part, where(fn), where(reference), problems)
+        against = "its schema" if fn is reference else f"its reference ({where(reference)})"
+        raise SignatureMismatch(name, part, where(fn), against, problems)
 
 
 def is_tensor(argument: Any) -> bool:
