@@ -18,9 +18,18 @@ from torchgraft._torch import groups
 from torchgraft.backend import backend
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
-from torchgraft.errors import BadValue, NotCopied, NotSavable, NotYet, WeightMismatch
+from torchgraft.errors import (
+    BadValue,
+    ExportedOtherwise,
+    InputMismatch,
+    NotCopied,
+    NotSavable,
+    NotYet,
+    Specialised,
+    WeightMismatch,
+)
 from torchgraft.fx import edit, meta, returned, script
-from torchgraft.fx.capture import Capture, Origin, capture, from_exported
+from torchgraft.fx.capture import Capture, Origin, capture, check_dynamic, from_exported
 from torchgraft.fx.load import load
 from torchgraft.inputs import Declared, declare
 from torchgraft.link import Linker, Role
@@ -48,7 +57,8 @@ def compile(
     `model` is an `nn.Module`, a function, a `ScriptModule`, an `ExportedProgram`, a `GraphModule`,
     or the path of a `.pt` (TorchScript) or `.pt2` file. `inputs` are its positional arguments
     (tensors, `graft.Input`, nested containers), `kwargs` the named ones; an ExportedProgram has
-    its own. More keywords are fields of `Config`: `graft.compile(m, (x,), mode="eager")`.
+    its own, which they must fit. More keywords are fields of `Config`:
+    `graft.compile(m, (x,), mode="eager")`.
 
     Weights are copied and frozen unless `freeze=False`; `load_state_dict` gives new ones.
 
@@ -76,6 +86,8 @@ def captured_for(
     name, own = _name(model), config.decompositions
     if isinstance(model, ExportedProgram):
         taken = from_exported(model, freeze=config.freeze, keep=candidates(config), own=own)
+        if inputs is not None or kwargs is not None:
+            _check_exported(taken, inputs, kwargs)
         if config.verify != "off" and model.example_inputs is not None:
             _samples(taken, _torch.flatten(model.example_inputs)[0])
         return name, "export", [taken]
@@ -99,6 +111,29 @@ def captured_for(
             known = zip(leaves, one.ranges, strict=True)
             _samples(taken, [leaf if ranges is None else None for leaf, ranges in known])
     return name, front_end, captures
+
+
+def _check_exported(taken: Capture, inputs: Any, kwargs: Mapping[str, Any] | None) -> None:
+    """Raise where inputs were declared that an exported program does not take."""
+    signature = taken.signature
+    device = next((spec.device for _, spec in spec_tensors(signature.specs)), torch.device("cpu"))
+    for one in declare(_anything, () if inputs is None else inputs, kwargs, device):
+        _, tree = _torch.flatten((one.args, one.kwargs))
+        try:
+            calls.fit([signature], one.args, one.kwargs)
+            numbered = _torch.unflatten(range(len(one.ranges)), tree)
+            order = _torch.flatten_like(signature.tree, numbered)
+            assert order is not None  # it fits
+            check_dynamic(signature.specs, [one.ranges[i] for i in order], taken.gm)
+        except InputMismatch as error:
+            raise ExportedOtherwise(error.name, error.declared, error.got) from None
+        except Specialised as error:
+            size = f"{error.size} in dim {error.dim}"
+            raise ExportedOtherwise(error.name, size, error.declared) from None
+
+
+def _anything(*args: Any, **kwargs: Any) -> None:
+    """What an exported program takes is not known by names."""
 
 
 def _compiled(name: str, front_end: str, captures: Sequence[Capture], config: Config) -> Compiled:

@@ -76,6 +76,17 @@ class Specialised(GraftError):
         )
 
 
+class ExportedOtherwise(GraftError):
+    """Inputs that an exported program was not exported for."""
+
+    def __init__(self, name: str, exported: str, declared: str) -> None:
+        self.name, self.exported, self.declared = name, exported, declared
+        super().__init__(
+            f"input {name!r}: the program was exported for {exported}; declared is {declared}.\n"
+            f"Export it again for these inputs, or declare none: an exported program has its own."
+        )
+
+
 class UnsupportedFile(GraftError):
     """A path that is not a program torchgraft can load."""
 
@@ -424,13 +435,13 @@ class SignatureMismatch(GraftError):
     """A kernel, a fake or a backward that does not take what the reference takes."""
 
     def __init__(
-        self, op: str, part: str, where: str, reference: str, differences: Iterable[str]
+        self, op: str, part: str, where: str, against: str, differences: Iterable[str]
     ) -> None:
-        self.op, self.part, self.where, self.reference = op, part, where, reference
+        self.op, self.part, self.where, self.against = op, part, where, against
         self.differences = tuple(differences)
         lines = "\n  ".join(self.differences)
         super().__init__(
-            f"{where}: {part} of operator {op!r} does not fit its reference ({reference}):\n"
+            f"{where}: {part} of operator {op!r} does not fit {against}:\n"
             f"  {lines}\nGive both the same parameters, in the same order, with the same defaults."
         )
 

@@ -30,7 +30,9 @@ class TensorSpec:
     layout: torch.layout = torch.strided
 
     def __str__(self) -> str:
-        sizes = ", ".join(map(str, self.shape))
+        return self.shown(", ".join(map(str, self.shape)))
+
+    def shown(self, sizes: str) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}[{sizes}] on {self.device}"
 
 
@@ -116,6 +118,18 @@ class Signature:
                     text = re.sub(rf"\b{size}\b", f"{spec.name}.shape[{dim}]", text)
         return text
 
+    def sizes(self, spec: TensorSpec) -> str:
+        """The sizes of an input as the user declared them: `1 to 32, 8`."""
+        return ", ".join(
+            span(*self.ranges[str(size)]) if str(size) in self.ranges else self.named(size)
+            for size in spec.shape
+        )
+
+
+def span(low: int, high: int | None) -> str:
+    """A range of sizes in words."""
+    return f"{low} to {'any' if high is None else high}"
+
 
 def _misfit(
     spec: Spec,
@@ -140,7 +154,7 @@ def _misfit(
         kind, shape = type(leaf).__name__, getattr(leaf, "shape", None)
         got = f"{kind} {reprlib.repr(leaf)}" if shape is None else f"{kind} of shape {shape}"
         fix = "Pass a tensor." if shape is None else "Pass a tensor: torch.as_tensor(x)."
-        return InputMismatch(spec.name, str(spec), got, fix)
+        return InputMismatch(spec.name, spec.shown(signature.sizes(spec)), got, fix)
     if type(leaf).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         fix = "Pass the tensor that it stands for; a compiled program reads its memory."
         return InputMismatch(spec.name, "a plain tensor", type(leaf).__name__, fix)
@@ -158,7 +172,7 @@ def _misfit(
     if leaf.ndim != len(spec.shape):
         fix = "Reshape it, or compile for that rank."
         got = f"{leaf.ndim} dims {tuple(leaf.shape)}"
-        want = f"{len(spec.shape)} dims {_shown(spec.shape)}"
+        want = f"{len(spec.shape)} dims ({signature.sizes(spec)})"
         return InputMismatch(spec.name, want, got, fix)
     for dim, (want, size) in enumerate(zip(spec.shape, leaf.shape, strict=True)):
         if (problem := _size_misfit(want, int(size), symbols, signature)) is not None:
@@ -175,15 +189,11 @@ def _size_misfit(want: Any, size: int, symbols: dict[str, int], signature: Signa
         return None if size == want else f"size {want}"
     low, high = signature.ranges.get(str(want), (0, None))
     if size < low or (high is not None and size > high):
-        return f"a size from {low} to {'any' if high is None else high}"
+        return f"a size from {span(low, high)}"
     expected = symbols.get(str(want))
     if expected is None:
         expected = _torch.evaluate(want, tuple(symbols.items()))
     return None if size == expected else f"size {expected} ({signature.named(want)})"
-
-
-def _shown(shape: tuple[Any, ...]) -> str:
-    return f"({', '.join(map(str, shape))})"
 
 
 def checked(declared: Declared) -> Signature:

@@ -21,6 +21,16 @@ def mlp() -> graft.Compiled:
     return graft.compile(Mlp(), (X,), mode="eager")
 
 
+def dynamic() -> graft.Compiled:
+    rows = graft.Input(min_shape=(1, 8), max_shape=(4, 8))
+    return graft.compile(torch.nn.ReLU(), (rows,), mode="eager")
+
+
+def exported() -> torch.export.ExportedProgram:
+    rows = torch.export.Dim("rows", min=2, max=16)
+    return torch.export.export(torch.nn.Softmax(-1), (X + 1,), dynamic_shapes=({0: rows},))
+
+
 def branchy(x: Tensor) -> Tensor:
     if x.sum() > 0:
         return x + 1
@@ -77,6 +87,30 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
         errors.InputMismatch,
         "input 'arguments': declared a call like (*), got (*, *).\n"
         "Call it with the same positional, keyword and nested arguments as declared.",
+    ),
+    "rank, dynamic": (
+        lambda: dynamic()(torch.ones(2)),
+        errors.InputMismatch,
+        "input 'input': declared 2 dims (1 to 4, 8), got 1 dims (2,).\n"
+        "Reshape it, or compile for that rank.",
+    ),
+    "not a tensor, dynamic": (
+        lambda: dynamic()(None),
+        errors.InputMismatch,
+        "input 'input': declared float32[1 to 4, 8] on cpu, got NoneType None.\nPass a tensor.",
+    ),
+    "exported for other sizes": (
+        lambda: graft.compile(exported(), (graft.Input(min_shape=(2, 8), max_shape=(99, 8)),)),
+        errors.ExportedOtherwise,
+        "input 'input': the program was exported for 2 to 16 in dim 0; declared is 2 to 99.\n"
+        "Export it again for these inputs, or declare none: an exported program has its own.",
+    ),
+    "exported for another type": (
+        lambda: graft.compile(exported(), (X.double(),)),
+        errors.ExportedOtherwise,
+        "input 'input': the program was exported for dtype torch.float32; declared is "
+        "torch.float64.\n"
+        "Export it again for these inputs, or declare none: an exported program has its own.",
     ),
     "mode": (
         lambda: graft.Config(mode="reduce_overhead"),

@@ -185,7 +185,8 @@ def test_what_cannot_be_declared_says_why(spec: str, fn: Any, said: str) -> None
 
 
 def test_the_body_must_fit_a_schema_given_as_text() -> None:
-    with pytest.raises(errors.SignatureMismatch, match=r"alpha has default 2.0, in the ref.* 1.0"):
+    said = r"not fit its schema:\n  alpha has default 2.0, in the schema default 1.0"
+    with pytest.raises(errors.SignatureMismatch, match=said):
 
         @graft.op("t::f(Tensor x, float alpha=1.0) -> Tensor")
         def f(x: Tensor, alpha: float = 2.0) -> Tensor:
@@ -489,6 +490,26 @@ def test_a_kernel_that_fails_on_empty_is_caught() -> None:
         return x + alpha * y + 0 * x.max()
 
     assert "empty, float32: refused, and the reference takes it" in reasons(op)
+
+
+def test_lists_of_numbers_need_no_samples() -> None:
+    @graft.op("t::weighted")
+    def weighted(x: Tensor, weights: list[float], flags: list[bool]) -> Tensor:
+        return x * weights[0] if flags[0] else x + weights[0]
+
+    graft.check(weighted, surfaces=["kernels"]).assert_ok()
+
+
+def test_samples_that_the_reference_refuses_say_why() -> None:
+    @graft.op("t::of_three")
+    def of_three(x: Tensor, at: list[int]) -> Tensor:
+        return x + at[2]
+
+    [miss] = graft.check(of_three).misses
+    assert miss.reason == (
+        "the reference takes none of the samples (IndexError: list index out of range); "
+        "write @op.samples"
+    )
 
 
 def test_a_kernel_that_no_sample_reaches_is_named() -> None:

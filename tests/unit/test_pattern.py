@@ -628,6 +628,20 @@ def test_explain_match_finds_a_part_without_its_end(quantize: Any) -> None:
         graft.explain_match(torch.relu, torch.relu, (X,))  # type: ignore[arg-type]
 
 
+# --- Ranks ---
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (2, 2, 3, 4)])
+def test_data_weight_and_bias_need_no_types(shape: tuple[int, ...], bias: bool) -> None:
+    @graft.pattern
+    def linear_relu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.relu(torch.nn.functional.linear(x, weight, bias))
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5, bias=bias), torch.nn.ReLU())
+    assert compiled(model, torch.randn(shape)).report.matches == {"linear_relu": 1}
+
+
 # --- IR text ---
 
 IR = """graph(%0 : Tensor, %1 : Tensor, %2 : Tensor, %3 : int, %x : int, %y : int):
@@ -670,6 +684,20 @@ def test_ir_text_has_constants_lists_and_several_results() -> None:
     )
     run = compiled(lambda x, w: (x.t().relu() * w, x.t().relu()), X, X.t())
     assert run.report.matches == {"turned": 1}
+
+
+def test_ir_text_may_write_in_place() -> None:
+    graft.pattern(
+        """
+        graph(%x : Tensor, %y : Tensor, %by : int):
+            %a : Tensor = aten::mul(%x, %y)
+            %b : Tensor = aten::add_(%a, %y, %by)
+            return (%b)
+        """,
+        name="written",
+    )
+    run = compiled(lambda x, y: (x * y).add_(y, alpha=2), X, X)
+    assert run.report.matches == {"written": 1}
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,8 @@ def _is_held(node: Node) -> bool:
 
 
 def _generates(flops: float, is_constant: bool) -> bool:
-    return flops <= (LARGE if is_constant else FEW_FLOPS)
+    """Not for an empty product: the generated loops are divided by their length (to 2.13)."""
+    return 0 < flops <= (LARGE if is_constant else FEW_FLOPS)
 
 
 def _by_generator(products: Sequence[tuple[int, int]]) -> bool:

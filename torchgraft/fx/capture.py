@@ -14,7 +14,7 @@ import operator
 import re
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -30,7 +30,7 @@ from torchgraft.errors import CannotCapture, Specialised, first_line
 from torchgraft.fx import dialect, mark, meta
 from torchgraft.fx.decompose import Parts, inline, parts_of
 from torchgraft.inputs import Declared
-from torchgraft.signature import ConstSpec, Signature, Spec, TensorSpec
+from torchgraft.signature import ConstSpec, Signature, Spec, TensorSpec, span
 
 aten = torch.ops.aten
 
@@ -303,7 +303,7 @@ class _Unlift:
         }
         dialect.canonicalise(gm)
         if self.declared is not None:
-            _check_dynamic(specs, self.declared, gm)
+            check_dynamic(specs, self.declared.ranges, gm)
         symbols = {s for v in values for s in _torch.symbols_of(v)}
         signature = Signature(
             tuple(specs),
@@ -444,18 +444,23 @@ class _Unlift:
         return rebased.get(node, node)
 
 
-def _check_dynamic(specs: list[Spec], declared: Declared, gm: GraphModule) -> None:
-    for spec, ranges in zip(specs, declared.ranges, strict=True):
+def check_dynamic(
+    specs: Sequence[Spec],
+    declared: Sequence[tuple[tuple[int, int | None], ...] | None],
+    gm: GraphModule,
+) -> None:
+    """Raise where a program does not work for all of the sizes that were declared."""
+    for spec, ranges in zip(specs, declared, strict=True):
         if ranges is None or not isinstance(spec, TensorSpec):
             continue
         for dim, (size, (low, high)) in enumerate(zip(spec.shape, ranges, strict=True)):
             if low == high:
                 continue
             if isinstance(size, int):
-                raise Specialised(spec.name, dim, _span(low, high), str(size))
+                raise Specialised(spec.name, dim, span(low, high), str(size))
             least, most = _torch.symbol_range(gm.meta["fake_mode"], size)
             if least > low or (most is not None and (high is None or most < high)):
-                raise Specialised(spec.name, dim, _span(low, high), _span(least, most))
+                raise Specialised(spec.name, dim, span(low, high), span(least, most))
 
 
 def _check_squeezes(gm: GraphModule) -> None:
@@ -474,7 +479,3 @@ def _check_squeezes(gm: GraphModule) -> None:
                     meta.source_line(node),
                     "Declare sizes that leave out 1 (or are 1), use gears=[...], or write x[0].",
                 )
-
-
-def _span(low: int, high: int | None) -> str:
-    return f"{low} to {'any' if high is None else high}"

@@ -100,9 +100,11 @@ def _cells(
 ) -> list[Cell]:
     cells: list[Cell] = []
     for device in devices:
-        every = list(cases(op, device, dtypes))
+        refusals: list[Exception] = []
+        every = list(cases(op, device, dtypes, refusals))
         if not every:
-            reason = "the reference takes none of the samples; write @op.samples"
+            why = f" ({first_line(refusals[0])})" if refusals else ""
+            reason = f"the reference takes none of the samples{why}; write @op.samples"
             cells.append(Cell(op.name, "samples", device, MISS, reason))
             continue
         if "kernels" in chosen:

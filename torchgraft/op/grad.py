@@ -409,5 +409,6 @@ def check_backward(op: Any, fn: Callable[..., Any], save: Sequence[str]) -> Back
         else:
             problems.append(f"it takes {name!r}, which is no parameter of the reference")
     if problems:
-        raise SignatureMismatch(op.name, "the backward", at, op.where, problems)
+        against = f"its reference ({op.where})"
+        raise SignatureMismatch(op.name, "the backward", at, against, problems)
     return Backward(fn, tuple(save))

@@ -111,8 +111,11 @@ class Case:
     values: list[Any]
 
 
-def cases(op: Any, device: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Case]:
-    """Every case that the reference takes: all variants in the first dtype, then each dtype."""
+def cases(
+    op: Any, device: str, dtypes: tuple[torch.dtype, ...], refusals: list[Exception]
+) -> Iterator[Case]:
+    """Every case that the reference takes: all variants in the first dtype, then each dtype. What
+    it raises for the others is added to `refusals`."""
     for number, dtype in enumerate(dtypes):
         for variant in VARIANTS if number == 0 else VARIANTS[:2]:
             make = Make(dtype, device, variant)
@@ -120,7 +123,8 @@ def cases(op: Any, device: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Cas
                 make._first = None
                 try:
                     schemas.call(op.parsed, op.reference, clone(values))
-                except Exception:  # what the reference refuses is no case of it
+                except Exception as error:  # what the reference refuses is no case of it
+                    refusals.append(error)
                     continue
                 short = str(dtype).removeprefix("torch.")
                 yield Case(f"sample {index}, {variant.name}, {short}", dtype, values)
@@ -150,7 +154,9 @@ def _guess(argument: Any, make: Make) -> Any:
     if kind == "Device":
         return torch.device(make.device)
     simple = {"float": 0.5, "int": 1, "bool": True, "str": "", "number": 0.5}
-    return simple.get(kind, [1] if kind == "List[int]" else None)
+    if (item := kind.removeprefix("List[").removesuffix("]")) != kind:
+        return [simple.get(item)]
+    return simple.get(kind)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -124,25 +124,26 @@ def check_signature(schema: Any, name: str, part: str, fn: Function, reference: 
     """Raise unless `fn` takes the schema's parameters, in their order, with their defaults."""
     have = list(inspect.signature(fn).parameters.values())
     want = list(schema.arguments)
+    other = "the schema" if fn is reference else "the reference"
     problems: list[str] = []
     if [p.name for p in have] != [a.name for a in want]:
         problems.append(
             f"it takes ({', '.join(p.name for p in have)}), "
-            f"the reference ({', '.join(a.name for a in want)})"
+            f"{other} ({', '.join(a.name for a in want)})"
         )
     else:
         for mine, theirs in zip(have, want, strict=True):
             if mine.kind not in (mine.POSITIONAL_OR_KEYWORD, mine.KEYWORD_ONLY):
                 problems.append(f"{mine} is not a plain parameter")
             elif (mine.kind == mine.KEYWORD_ONLY) > theirs.kwarg_only:
-                problems.append(f"{mine.name} is keyword-only, and is not in the reference")
+                problems.append(f"{mine.name} is keyword-only, and is not in {other}")
             if not _same(mine.default, _default(theirs)):
                 problems.append(
-                    f"{mine.name} has {_show(mine.default)}, "
-                    f"in the reference {_show(_default(theirs))}"
+                    f"{mine.name} has {_show(mine.default)}, in {other} {_show(_default(theirs))}"
                 )
     if problems:
-        raise SignatureMismatch(name, part, where(fn), where(reference), problems)
+        against = "its schema" if fn is reference else f"its reference ({where(reference)})"
+        raise SignatureMismatch(name, part, where(fn), against, problems)
 
 
 def is_tensor(argument: Any) -> bool:

@@ -12,7 +12,7 @@ import itertools
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ KINDS = (Tensor, float, int, bool)
 SIDES = 2
 """How many traces are compared."""
 _RANKS = (2, 3, 4, 1)
-_MOST = 96
 
 DTYPES = {
     "f64": torch.float64,
@@ -158,11 +157,11 @@ def variants(
     named = [{n: parse_type(pattern, n, t) for n, t in given.items()} for given in types or [{}]]
     choices = [_choices(slot, dims) for slot in slots]
     for known in named:
-        loose = [slot.name for slot in tensors if slot.name not in known]
-        for ranks in _ranks(len(loose)):
-            square = {n: Type(("n",) * r) for n, r in zip(loose, ranks, strict=True)}
-            for values in itertools.product(*choices):
-                fixed = {s.name: v for s, v in zip(slots, values, strict=True) if v is not FREE}
+        for values in itertools.product(*choices):
+            fixed = {s.name: v for s, v in zip(slots, values, strict=True) if v is not FREE}
+            loose = [name for name in names if name not in known and name not in fixed]
+            for ranks in _ranks(len(loose)):
+                square = {n: Type(("n",) * r) for n, r in zip(loose, ranks, strict=True)}
                 yield Variant({**known, **square}, fixed, dims=dims)
 
 
@@ -179,11 +178,16 @@ def _choices(slot: Slot, dims: bool) -> list[Any]:
 
 
 def _ranks(count: int) -> Iterator[tuple[int, ...]]:
-    """Ranks to try for tensors of no stated type: equal ones; for two, every pair."""
+    """Ranks to try for tensors of no stated type: equal ones; for two, every pair; for three, as
+    of data, weight and bias, none greater than the one before."""
     same = [(rank,) * count for rank in _RANKS]
     yield from same if count else [()]
+    more: Iterable[tuple[int, ...]] = ()
     if count == 2:
-        yield from (pair for pair in itertools.product(_RANKS, repeat=2) if pair not in same)
+        more = itertools.product(_RANKS, repeat=2)
+    elif count == 3:
+        more = itertools.combinations_with_replacement(sorted(_RANKS, reverse=True), 3)
+    yield from (ranks for ranks in more if ranks not in same)
 
 
 def sizes(dims: Sequence[str], side: int, used: dict[str, int]) -> tuple[int, ...]:
@@ -208,5 +212,6 @@ def sample(slot: Slot, index: int, side: int, variant: Variant) -> Any:
 
 def order(variant: Variant, side: int) -> list[int]:
     """All dimensions of the first tensor: from the last to the first, or the first one last."""
-    dims = list(range(max((len(t.dims) for t in list(variant.tensors.values())[:1]), default=0)))
+    first = next(iter(variant.tensors.values()), Type(()))
+    dims = list(range(len(first.dims)))
     return dims[1:] + dims[:1] if side else dims[::-1]

@@ -53,8 +53,8 @@ def parse(name: str, text: str) -> tuple[Callable[..., Any], tuple[Slot, ...]]:
 
 
 _NONE = "(no schema)"
-_OUT = re.compile(r"\*, .*Tensor\(\w!\)")
-"""Where an overload writes its result: torch takes one argument too many for that."""
+_OUT = re.compile(r"\*, .*Tensor\(\w!\).* -> ")
+"""An argument for an overload to write its result to: torch takes one too many for that."""
 
 
 def _check(name: str, text: str, node: Any) -> None:

@@ -260,7 +260,8 @@ def templates(
 
 _TYPES = (
     "Say what its tensors look like, as in types={'x': '[b, s, h]', 'w': 'f32[h]'}: by default all "
-    "have one rank (two: any pair), every size the same, and any float dtype."
+    "have one rank (two: any pair; three: also none greater than the one before), every size the "
+    "same, and any float dtype."
 )
 
 
