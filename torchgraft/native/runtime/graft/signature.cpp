@@ -257,7 +257,9 @@ std::optional<Misfit> Signature::misfit(const std::vector<at::Tensor>& given) co
                           leaf.device().str() + "."};
     if (leaf.dim() != static_cast<int64_t>(spec.shape.size())) {
       std::string sizes;
-      for (const Size& size : spec.shape) sizes += (sizes.empty() ? "" : ", ") + show(size, false);
+      for (const Size& size : spec.shape)
+        sizes += (sizes.empty() ? "" : ", ") +
+            (size.kind == Size::kSymbol ? ranges[size.symbol].show() : show(size, true));
       return Misfit{spec.name, std::to_string(spec.shape.size()) + " dims (" + sizes + ")",
                       std::to_string(leaf.dim()) + " dims " + shown(leaf.sizes()),
                       "Reshape it, or compile for that rank."};
@@ -272,9 +274,7 @@ std::optional<Misfit> Signature::misfit(const std::vector<at::Tensor>& given) co
       } else if (want.kind == Size::kSymbol &&
                  (size < ranges[want.symbol].low ||
                   (ranges[want.symbol].high && size > *ranges[want.symbol].high))) {
-        const Range& range = ranges[want.symbol];
-        problem = "a size from " + std::to_string(range.low) + " to " +
-            (range.high ? std::to_string(*range.high) : "any");
+        problem = "a size from " + ranges[want.symbol].show();
       } else {
         const auto expected = static_cast<int64_t>(evaluate(want, known));
         if (size == expected) continue;

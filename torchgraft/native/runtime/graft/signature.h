@@ -56,7 +56,13 @@ struct Signature {
   std::vector<const TensorSpec*> tensors;
   Tree tree, out_tree;
   std::vector<std::string> symbols;
-  struct Range { int64_t low; std::optional<int64_t> high; };
+  struct Range {
+    int64_t low;
+    std::optional<int64_t> high;
+    std::string show() const {
+      return std::to_string(low) + " to " + (high ? std::to_string(*high) : "any");
+    }
+  };
   std::vector<Range> ranges;
   std::vector<std::pair<Size, std::string>> guards;
 
