@@ -20,9 +20,19 @@ DEVICES = [
 ]
 each_device = pytest.mark.parametrize("device", DEVICES)
 
-SCRIPTS = """
-import runpy, sys, traceback, torch
+WATCHED = """
+import faulthandler, sys
+faulthandler.enable()  # a fault in C++ says where
+
+def begin(name):
+    print("begins:", name, file=sys.stderr, flush=True)
+    faulthandler.dump_traceback_later(300, exit=True)  # as does what hangs
+
+"""
+SCRIPTS = f"""{WATCHED}
+import runpy, traceback, torch
 for path in sys.argv[1:]:
+    begin(path)
     try:
         ran = runpy.run_path(path, run_name="__main__")
         torch.testing.assert_close(
@@ -32,17 +42,17 @@ for path in sys.argv[1:]:
     except Exception:
         traceback.print_exc()
 """
-CAPTURES = """
-import sys, traceback, torch, torch_npu
+CAPTURES = f"""{WATCHED}
+import traceback, torch, torch_npu
 sys.path.insert(0, sys.argv[1])
 import captures
 for name, check in captures.CHECKS.items():
+    begin(name)
     try:
         torch.manual_seed(0)
         check()
         print("captured:", name, flush=True)
     except Exception:
-        print("in", name, file=sys.stderr)
         traceback.print_exc()
 """
 NAMES = """
@@ -159,14 +169,14 @@ def run(folder: Path, device: str, text: str, *args: str) -> subprocess.Complete
 
 def said(ran: subprocess.CompletedProcess[str]) -> str:
     """What is known of a run that ended early."""
-    return f"exit code {ran.returncode}\n{ran.stderr}"
+    return f"exit code {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
 
 
 @each_device
 def test_scripts_of_the_model_zoos(tmp_path: Path, device: str) -> None:
     paths = sorted(map(str, (HERE / "scripts").glob("zoo_*.py")))
     paths += sorted(map(str, (HERE / "scripts").glob("aie_*.py")))
-    assert len(paths) == 7
+    assert len(paths) == 8
     ran = run(tmp_path, device, SCRIPTS, *paths)
     assert ran.stdout.splitlines() == [f"agrees: {path}" for path in paths], said(ran)
 
@@ -176,7 +186,7 @@ def test_scripts_of_the_model_zoos(tmp_path: Path, device: str) -> None:
 def test_a_pass_with_streams(tmp_path: Path, device: str, mode: str) -> None:
     path = str(HERE / "scripts" / "air_streams.py")
     ran = run(tmp_path, device, _with_mode(mode), path)
-    assert f"agrees: {path}" in ran.stdout, ran.stderr
+    assert f"agrees: {path}" in ran.stdout, said(ran)
     assert "before [post_grad_custom_pre_pass]" in ran.stdout
     [trace] = (tmp_path / "prof").glob("*.json")
     events: list[dict[str, Any]] = json.loads(trace.read_text())["traceEvents"]
@@ -201,14 +211,27 @@ def test_a_training_loop(tmp_path: Path, device: str) -> None:
         "kind True True True",
         "random True",
         f"agrees: {path}",
-    ], ran.stderr
+    ], said(ran)
+
+
+@each_device
+def test_scripts_as_the_documentation_has_them(tmp_path: Path, device: str) -> None:
+    paths = [str(HERE / "scripts" / name) for name in ("air_cache.py", "npu_attention.py")]
+    ran = run(tmp_path, device, SCRIPTS, *paths)
+    assert ran.stdout.splitlines() == [
+        f"agrees: {paths[0]}",
+        "torch.float16 True",
+        f"agrees: {paths[1]}",
+    ], said(ran)
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert len(list((tmp_path / "trace").glob("*.json"))) == 1
 
 
 @pytest.mark.feature("torch_npu", "torch.npu on CUDA: torch.cuda, by the NPU's names")
 @each_device
 def test_names_of_the_device(tmp_path: Path, device: str) -> None:
     ran = run(tmp_path, device, NAMES, device)
-    assert ran.stdout == "names work\n", ran.stderr
+    assert ran.stdout == "names work\n", said(ran)
 
 
 @each_device
@@ -222,10 +245,10 @@ def test_captured_graphs(tmp_path: Path, device: str) -> None:
 @each_device
 def test_one_rank(tmp_path: Path, device: str) -> None:
     ran = run(tmp_path, device, RANKS)
-    assert ran.stdout == "[3.0, 3.0] [[3.0, 3.0], [3.0, 3.0]] hccl\n", ran.stderr
+    assert ran.stdout == "[3.0, 3.0] [[3.0, 3.0], [3.0, 3.0]] hccl\n", said(ran)
 
 
 @each_device
 def test_a_compiled_model_with_streams_and_fused_operators(tmp_path: Path, device: str) -> None:
     ran = run(tmp_path, device, COMPILED)
-    assert ran.stdout == "compiled\n", ran.stderr
+    assert ran.stdout == "compiled\n", said(ran)

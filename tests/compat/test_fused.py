@@ -208,6 +208,31 @@ def test_attention_for_training(ascend: Path, layout: str) -> None:
             torch.testing.assert_close(one.grad, other.grad)
 
 
+def test_a_mask_and_a_band_hide_together(ascend: Path) -> None:
+    """Of a whole mask, only what lies between `pre` and `next` tokens is computed (mode 0); in
+    mode 1 the mask alone counts."""
+    import torch_npu
+
+    same: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": 2, "input_layout": "BNSD"}
+    ahead = torch.arange(5) - torch.arange(5)[:, None]
+    mask = torch.zeros(5, 5, dtype=torch.bool)
+    mask[[0, 2, 3, 4], 1] = True
+    for before, behind in ((1, 0), (2, 1), (65536, 0)):
+        band = (ahead > behind) | (ahead < -before)
+        for mode, hidden in ((0, mask | band), (1, mask), (4, band)):
+            expected = attention(Q, K, V, 0.5, hidden)
+            out = torch_npu.npu_fusion_attention(
+                Q, K, V, 4, "BNSD", scale=0.5, atten_mask=mask, sparse_mode=mode,
+                pre_tockens=before, next_tockens=behind,
+            )[0]  # fmt: skip
+            torch.testing.assert_close(out, expected)
+            out = torch_npu.npu_prompt_flash_attention(
+                Q, K, V, scale_value=0.5, atten_mask=mask, sparse_mode=mode,
+                pre_tokens=before, next_tokens=behind, **same,
+            )  # fmt: skip
+            torch.testing.assert_close(out, expected)
+
+
 def test_attention_of_sequences_one_after_another(ascend: Path) -> None:
     import torch_npu
 

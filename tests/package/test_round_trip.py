@@ -447,3 +447,16 @@ def test_a_compiler_with_the_cpp_library_as_an_archive(tmp_path: Path) -> None:
     for library in libraries:
         needs = subprocess.run(["readelf", "-d", library], capture_output=True, text=True).stdout
         assert "libstdc++.so.6" in needs
+
+
+def test_a_product_in_halves_of_any_batch_is_generated_code(tmp_path: Path) -> None:
+    """It is written in floats and in halves before one of them goes: both name the weight, which
+    must not go with the one."""
+    model = nn.Linear(8, 4).eval()
+    batch = graft.Input(min_shape=(1, 8), max_shape=(8, 8))
+    compiled = graft.compile(model, [batch], precision="float16")
+    for program in (compiled, saved(compiled, tmp_path)):
+        assert not [node for node in program.report.nodes if "failed" in node.reason]
+        for rows in (1, 5):
+            x = torch.randn(rows, 8)
+            assert_close(program(x), model(x).detach(), rtol=2e-2, atol=2e-2)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 
+from torchgraft._torch import cuda as private
+from torchgraft.report import Report
 from torchgraft.run import cuda
 
 
@@ -47,3 +53,58 @@ def test_an_output_that_is_a_view_of_an_input_is_one_of_the_callers() -> None:
     assert all(
         view.untyped_storage().data_ptr() == theirs.untyped_storage().data_ptr() for view in same
     )
+
+
+def test_a_slice_that_is_written_has_a_graph_for_each_shape() -> None:
+    """The address of the first rows of a cache is the same, however many there are."""
+    cache = torch.zeros(4, 6)
+    program = cuda.Captured(
+        lambda args: args, report=Report("", "", ""), written=frozenset([0]), static=frozenset([1])
+    )
+    keys = [program._key([cache[:, :n], cache]) for n in (3, 4, 3)]
+    assert keys[0] != keys[1]
+    assert keys[0] == keys[2]
+
+
+class Device:
+    """What torch's allocator and graphs do at the end of a capture."""
+
+    def __init__(self, valid: bool) -> None:
+        self.valid, self.open, self.uses = valid, False, 0
+
+    def begin(self, **_: Any) -> None:
+        self.open, self.uses = True, self.uses + 1
+
+    def end(self) -> None:
+        if not self.valid:
+            self.valid = True  # of the captures to come
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self.leave(0, (0, 1))
+
+    def leave(self, device: int, pool: tuple[int, int]) -> None:
+        if not self.open:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.open = False
+
+    def release(self, device: int, pool: tuple[int, int]) -> None:
+        self.uses -= 1
+
+
+@pytest.mark.parametrize("valid", [True, False])
+def test_the_pool_of_a_failed_capture_is_given_back_once(
+    valid: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the graph, where the capture could be ended; a second time would end the process."""
+    device, others = Device(valid), Device(True)
+    for name, call in (("endAllocateToPool", device.leave), ("releasePool", device.release)):
+        monkeypatch.setattr(torch._C, f"_cuda_{name}", call, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    empty = SimpleNamespace(capture_begin=others.begin, capture_end=others.end)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: empty)
+    graph: Any = SimpleNamespace(capture_begin=device.begin, capture_end=device.end)
+    with pytest.raises(ValueError, match="mine"), private.capturing(graph):
+        raise ValueError("mine")
+    assert not device.open
+    assert device.uses == (1 if valid else 0), "a graph that was captured gives it back itself"
+    assert others.uses == (0 if valid else 1), "the generator is told by an empty capture"

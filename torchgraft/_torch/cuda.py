@@ -30,7 +30,9 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     """Capture the current stream's work, other threads undisturbed.
 
     torch (to 2.13) leaves a failed capture half open: its memory pool stays in use, and the random
-    number generator believes for ever that it is captured. Here both are put right.
+    number generator believes for ever that it is captured. Here both are put right. A capture that
+    fails in between, and can still be ended, is not half open: its graph gives the pool back when
+    it goes, and a pool that was given back before would end the process there.
     """
     device, pool = torch.cuda.current_device(), torch.cuda.graph_pool_handle()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -38,16 +40,22 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         yield
         graph.capture_end()
     except BaseException:
-        for undo in (
-            graph.capture_end,
-            functools.partial(torch._C._cuda_endAllocateToPool, device, pool),
-            functools.partial(torch._C._cuda_releasePool, device, pool),
-        ):
-            with contextlib.suppress(RuntimeError):  # it had got that far
-                undo()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that nothing is in it
-            empty = torch.cuda.CUDAGraph()
-            empty.capture_begin(capture_error_mode="thread_local")
-            empty.capture_end()
+        with contextlib.suppress(RuntimeError):
+            graph.capture_end()
+        if _ended(device, pool):
+            torch._C._cuda_releasePool(device, pool)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that nothing is in it
+                empty = torch.cuda.CUDAGraph()
+                empty.capture_begin(capture_error_mode="thread_local")
+                empty.capture_end()
         raise
+
+
+def _ended(device: int, pool: tuple[int, int]) -> bool:
+    """Whether memory was still taken from a pool; it is not any more."""
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)
+    except RuntimeError:
+        return False
+    return True

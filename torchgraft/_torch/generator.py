@@ -309,6 +309,7 @@ def freeze(
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
 
+    _name_once(gm)
     layout = GraphLowering.decide_layout_opt(gm, is_inference=True)
     with tracing(None), V.set_aot_compilation(onednn):
         if layout:
@@ -316,6 +317,16 @@ def freeze(
             freezing.convert_conv_weights_to_channels_last(gm)
         gm, _ = freezing.freeze(gm, gm, list(inputs))
     return gm, {"layout_opt": layout}
+
+
+def _name_once(gm: GraphModule) -> None:
+    """Let one node name each constant. Folding (torch to 2.13) deletes a constant with the first
+    node of it that has no users, though others may have some."""
+    first: dict[Any, Node] = {}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        if (kept := first.setdefault(node.target, node)) is not node:
+            node.replace_all_uses_with(kept)
+            gm.graph.erase_node(node)
 
 
 def rebase(

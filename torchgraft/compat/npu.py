@@ -178,7 +178,8 @@ device_of = device
 
 
 def manual_seed(seed: int) -> None:
-    torch.manual_seed(seed)
+    # Not torch.manual_seed, which seeds `torch.cuda` too: that may be this module.
+    torch.default_generator.manual_seed(seed)
 
 
 def seed() -> None:

@@ -78,10 +78,10 @@ class Captured:
         for i, arg in enumerate(args):
             if not isinstance(arg, Tensor):
                 key.append(arg)
-            elif self._stays(i, arg):
+                continue
+            key += (arg.shape, arg.stride())
+            if self._stays(i, arg):
                 key.append(arg.data_ptr())
-            else:
-                key += (arg.shape, arg.stride())
         return tuple(key)
 
     def _stays(self, index: int, arg: Tensor) -> bool:

@@ -66,18 +66,22 @@ def _layout(name: str, layout: str, known: Sequence[str]) -> None:
 def _hidden(
     name: str, mask: Tensor | None, mode: int, rows: int, columns: int, band: tuple[int, int]
 ) -> Tensor | None:
-    """What of the scores is not seen, by a mode of sparsity. A mode without a mask sees all."""
+    """What of the scores is not seen, by a mode of sparsity. A mode without a mask sees all.
+
+    In modes 0 and 4 a token sees so many before it and behind it: the `band`.
+    """
     if mask is None:
         return None
-    if mode in (0, 1):
+    if mode == 1 or (mode == 0 and band == (ALL, ALL)):
         return mask[..., :rows, :columns].bool()
-    if mode not in (2, 3, 4) or (mode == 4 and rows != columns):
+    if mode not in (0, 2, 3, 4) or (mode == 4 and rows != columns):
         refuse(name, "Use sparse_mode 0 with a whole mask.", sparse_mode=mode)
     row = torch.arange(rows, device=mask.device).unsqueeze(1)
     ahead = torch.arange(columns, device=mask.device) - row
-    if mode == 4:
-        return (ahead > band[1]) | (ahead < -band[0])
-    return ahead > (columns - rows if mode == 3 else 0)
+    if mode in (2, 3):
+        return ahead > (columns - rows if mode == 3 else 0)
+    outside = (ahead > band[1]) | (ahead < -band[0])
+    return outside if mode == 4 else outside | mask[..., :rows, :columns].bool()
 
 
 def _varied(
@@ -186,7 +190,7 @@ def _infer(
     if mask is not None and rows > 1 and mode > 2 and of_kv and set(of_kv) != {columns}:
         refuse(name, "Use layout TND, or sparse_mode 0 with a whole mask.", sparse_mode=mode)
     if rows == 1:  # a single token sees all, but for what a mask of its own hides
-        mode = 0
+        mode = 1
         own = mask is not None and mask.numel() in (columns, batch * columns)
         mask = mask.reshape(-1, 1, 1, columns) if own else None
     elif mask is not None and mask.ndim == 3:
@@ -215,7 +219,8 @@ def _infer_varied(
         raise ValueError(f"{name}: TND needs actual_seq_lengths and actual_seq_lengths_kv")
 
     def hidden(rows: int, columns: int) -> Tensor | None:
-        return _hidden(name, a.atten_mask, a.sparse_mode, rows, columns, (ALL, ALL))
+        band = (a.pre_tokens, a.next_tokens)
+        return _hidden(name, a.atten_mask, a.sparse_mode, rows, columns, band)
 
     key, value = a.key, a.value
     if table is not None:  # lengths of keys are each sequence's own, and the blocks have them

@@ -43,6 +43,7 @@ class Archive {
   json read(const std::string& name) const;
   void verify(const std::optional<std::string>& whole) const;
   std::string_view member(const std::string& name) const;  // empty where there is none
+  bool is_lent() const { return held_.defined(); }  // its bytes are the caller's, not to be written to
 
   std::map<std::string, std::string_view> members;
   json manifest;

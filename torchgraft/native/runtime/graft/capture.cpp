@@ -18,6 +18,7 @@ std::shared_ptr<Linked> captured(
 #include <list>
 
 #include <ATen/ATen.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/core/Event.h>
@@ -46,31 +47,45 @@ class Graph {
   alignas(64) char room_[sizeof(at::cuda::CUDAGraph) + 1024];
 };
 
+// Whether a step back could be done.
+bool done(const std::function<void()>& step) {
+  try {
+    step();
+  } catch (const std::exception&) {
+    return false;
+  }
+  return true;
+}
+
+// Takes no more pinned memory from a pool: it has a pool for that too, from torch 2.12 on.
+template <typename Host>
+void leave(Host* host, at::cuda::MempoolId_t pool) {
+  if constexpr (requires { host->end_allocate_to_pool(pool); }) {
+    if (done([&] { host->end_allocate_to_pool(pool); })) done([&] { host->release_pool(pool); });
+  }
+}
+
 // Work of the current stream becomes `graph`; other threads are not disturbed. torch (to 2.13) leaves a
 // failed capture half open: its memory pool stays in use, and the generator of random numbers believes that
-// it is captured for ever. Here both are put right.
+// it is captured for ever. Here both are put right. A capture that can still be ended is not half open: its
+// graph gives the pool back when it goes, and to do that twice ends the process.
 void capture(at::cuda::CUDAGraph& graph, c10::Device device, const std::function<void()>& work) {
   namespace allocator = c10::cuda::CUDACachingAllocator;
   const auto pool = at::cuda::graph_pool_handle();
-  graph.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
   try {
+    graph.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
     work();
     graph.capture_end();
   } catch (...) {
-    const std::function<void()> undo[] = {
-        [&] { graph.capture_end(); },
-        [&] { allocator::endAllocateToPool(device.index(), pool); },
-        [&] { allocator::releasePool(device.index(), pool); },
-        [&] {
-          Graph empty;
-          empty.get().capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
-          empty.get().capture_end();
-        }};
-    for (const auto& step : undo) {
-      try {
-        step();
-      } catch (const std::exception&) {  // it had not got that far
-      }
+    done([&] { graph.capture_end(); });
+    if (done([&] { allocator::endAllocateToPool(device.index(), pool); })) {
+      done([&] { allocator::releasePool(device.index(), pool); });
+      leave(at::getHostAllocator(at::kCUDA), pool);
+      done([&] {
+        Graph empty;
+        empty.get().capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+        empty.get().capture_end();
+      });
     }
     throw;
   }
@@ -151,12 +166,9 @@ class Captured : public Linked {
     Key key;
     for (size_t i = 0; i < inputs.size(); ++i) {
       const at::Tensor& given = inputs[i].toTensor();
-      if (stays(i, given)) {
-        key.push_back(reinterpret_cast<int64_t>(given.data_ptr()));
-        continue;
-      }
       key.insert(key.end(), given.sizes().begin(), given.sizes().end());
       key.insert(key.end(), given.strides().begin(), given.strides().end());
+      if (stays(i, given)) key.push_back(reinterpret_cast<int64_t>(given.data_ptr()));
     }
     return key;
   }

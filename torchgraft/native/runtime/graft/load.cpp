@@ -178,12 +178,20 @@ struct Program::Body {
     if (!kModes.count(mode)) bad("its mode is " + quote(mode));
     for (const json& entry : list(body, "weights")) weights.emplace_back(entry);
     const auto tensors = read_tensors(this->archive->member("weights.safetensors"), this->archive);
+    std::map<std::string, at::Tensor> states;  // two names of one tensor are one
     for (const Weight& weight : weights) {
       const auto found = tensors.find(weight.tensor);
       if (found == tensors.end() || found->second.scalar_type() != weight.dtype ||
           found->second.sizes() != weight.shape)
         bad("weight " + quote(weight.name) + " is not among the tensors, or another one");
-      stored[weight.name] = weight.kind == "state" ? weight.like(found->second, place) : found->second;
+      at::Tensor& held = stored[weight.name] = found->second;
+      if (weight.kind != "state") continue;
+      at::Tensor& state = states[weight.place()];
+      if (!state.defined()) {
+        state = weight.like(held, place);
+        if (this->archive->is_lent() && state.is_alias_of(held)) state = state.clone();
+      }
+      held = state;
     }
     unpack();
     prepare = parse_part(object(body, "prepare"), 0, 0, place, libraries);

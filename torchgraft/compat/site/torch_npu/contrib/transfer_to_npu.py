@@ -52,6 +52,14 @@ def _moves(owner: Any) -> Callable[..., Any]:
     return cuda
 
 
+def _restored(storage: Any, location: str) -> Any:
+    """For torch.load: what a file or a `map_location` says of a storage, with `npu` for `cuda`."""
+    if not location.startswith("cuda"):
+        return None
+    restore: Any = torch.serialization.default_restore_location  # untyped in torch
+    return restore(storage, renamed(location))
+
+
 def transfer() -> None:
     """What importing does; where CUDA itself stands for the NPU there is nothing to do."""
     if device.kind() == "cuda":
@@ -64,6 +72,7 @@ def transfer() -> None:
             setattr(torch.cuda, name, getattr(torch_npu.npu, name))
     for name in ("autocast", "GradScaler"):
         setattr(torch.cuda.amp, name, getattr(torch_npu.npu.amp, name))
+    torch.serialization.register_package(6, lambda storage: None, _restored)
     torch.amp.autocast.__init__ = device.autocasts(renamed)  # type: ignore[method-assign]
     mode: Any = FromCuda()
     mode.__enter__()
