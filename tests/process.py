@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -18,8 +19,8 @@ _LAST = 10.0
 def run(command: Sequence[object], **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; what it said is text.
 
-    Takes the options of `subprocess.Popen`. What it has started ends with it: a process that holds
-    its output open is not waited for after `LIMIT`.
+    Takes the options of `subprocess.Popen`. Its end is also that of whoever has its output: one
+    that it has started and left is ended after `LIMIT`, too.
     """
     return finish(start(command, **options))
 
@@ -47,20 +48,48 @@ def finish(
     try:
         out, err = program.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        _signal(program, signal.SIGABRT)  # Python writes all stacks
-        try:
-            out, err = program.communicate(timeout=_LAST)
-        except subprocess.TimeoutExpired:
-            _signal(program, signal.SIGKILL)
-            out, err = program.communicate()
-        said = f"{out or ''}\n{err or ''}"[-8000:]
+        said = _last_words(program)
         raise AssertionError(f"not over after {limit:g} s: {program.args}\n{said}") from None
     finally:
-        _signal(program, signal.SIGKILL)
+        _signal(signal.SIGKILL, _started_by(program.pid))
     return subprocess.CompletedProcess(program.args, program.returncode, out, err)
 
 
-def _signal(program: subprocess.Popen[str], number: int) -> None:
-    """To the program and all it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(program.pid, number)
+def finish_all(programs: Sequence[subprocess.Popen[str]]) -> list[subprocess.CompletedProcess[str]]:
+    """Wait for programs that run beside each other; where one fails to end, none goes on."""
+    try:
+        return [finish(program) for program in programs]
+    finally:
+        for program in programs:
+            _signal(signal.SIGKILL, _started_by(program.pid))
+
+
+def _last_words(program: subprocess.Popen[str]) -> str:
+    """End a program and all it has started. Those in Python write the stacks of their threads."""
+    family = _started_by(program.pid)
+    for number in (signal.SIGABRT, signal.SIGKILL):
+        _signal(number, family)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            out, err = program.communicate(timeout=_LAST)
+            return f"{out or ''}\n{err or ''}"[-12000:]
+    return "and did not end when it was killed"
+
+
+def _started_by(pid: int) -> set[int]:
+    """A process, its group, and whoever descends from these: torchrun puts each of its ranks in a
+    group of its own."""
+    parents: dict[int, tuple[int, int]] = {}
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            parent, group = path.read_text().rpartition(")")[2].split()[1:3]
+            parents[int(path.parent.name)] = int(parent), int(group)
+    family = {one for one, (_, group) in parents.items() if pid in (one, group)}
+    while more := {one for one, (up, _) in parents.items() if up in family} - family:
+        family |= more
+    return family
+
+
+def _signal(number: int, pids: set[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

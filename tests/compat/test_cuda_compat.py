@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import process
 import pytest
 
 HERE = Path(__file__).parent
@@ -154,7 +155,7 @@ def run(folder: Path, device: str, text: str, *args: str) -> subprocess.Complete
     (folder / "script.py").write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "torchgraft", "run", "--device", device, "script.py", *args]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return process.run(command, cwd=folder, env=environment)
 
 
 def said(ran: subprocess.CompletedProcess[str]) -> str:
