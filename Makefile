@@ -25,6 +25,8 @@ test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mkdocs build -q --strict
+	$(BIN)/torchgraft native runtime  # minutes of a compiler, which no test should wait for
+	$(BIN)/torchgraft native npu
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 docs: setup

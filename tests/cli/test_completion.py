@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 
+import process
 import pytest
 from click.shell_completion import BashComplete, get_completion_class
 
@@ -24,7 +24,7 @@ def test_each_shell_gets_a_script(shell: str, tmp_path: pathlib.Path) -> None:
     assert f"{VARIABLE}={shell}_complete" in told
     if (program := shutil.which(shell)) is not None:
         (tmp_path / "complete").write_text(told)
-        subprocess.run([program, "-n", tmp_path / "complete"], check=True)
+        process.output([program, "-n", tmp_path / "complete"])
 
 
 def answers(*words: str) -> set[str]:
@@ -51,5 +51,5 @@ def test_bash_completes_a_command(tmp_path: pathlib.Path) -> None:
         '_torchgraft_completion torchgraft; echo "${COMPREPLY[@]}"\n'
     )
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True)
+    done = process.run(["bash", "-c", script], env=env)
     assert done.stdout == "run-model\n", done.stderr

@@ -6,11 +6,11 @@ import json
 import logging
 import os
 import pathlib
-import subprocess
 import sys
 
 import click
 import numpy
+import process
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -69,7 +69,7 @@ def test_a_command_is_imported_when_it_is_used() -> None:
         "assert 'torchgraft.cli.doctor' in sys.modules;"
         "assert 'torchgraft.cli.bench' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    process.output([sys.executable, "-c", code])
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ graft.compile(lambda x: x + x, (torch.ones(2),), mode="eager")
 
 def test_logs_by_name() -> None:
     env = {**os.environ, "TORCHGRAFT_LOGS": "passes,match"}
-    done = subprocess.run([sys.executable, "-c", CODE], env=env, capture_output=True, text=True)
+    done = process.run([sys.executable, "-c", CODE], env=env)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
     assert any(line.startswith("[torchgraft passes] pattern twice: +1 -1 ~1") for line in lines)

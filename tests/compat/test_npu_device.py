@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import process
 import pytest
 
 HERE = Path(__file__).parent
@@ -24,7 +24,7 @@ def test_the_simulated_device(part: str) -> None:
     command += ["-o", "python_files=check_*.py", str(HERE / "npu" / part)]
     env = os.environ | {"TORCHGRAFT_DEVICE": "npu"} | SETTINGS.get(part, {})
     env["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), env.get("PYTHONPATH", "")])
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=HERE.parents[1])
+    done = process.run(command, env=env, cwd=HERE.parents[1])
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 

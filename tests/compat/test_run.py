@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import process
 import pytest
 import torch
 from click.testing import CliRunner
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 def torchgraft_command(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "torchgraft", *args]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    return process.run(command, cwd=cwd, env=environment)
 
 
 @pytest.mark.feature("torchgraft", "run SCRIPT ARGS: as __main__, its own argv and sys.path")
@@ -65,7 +66,7 @@ def test_a_path_is_enough(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": shown.output.strip(), device.VARIABLE: "cpu"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
-    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    ran = process.run(command, cwd=tmp_path, env=environment)
     assert "1 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
@@ -293,19 +294,11 @@ def test_ranks_talk_by_the_name_of_hccl(tmp_path: Path, kind: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHGRAFT_NPU_DEVICES": "2"}
     command = [sys.executable, "-m", "torchgraft", "run", "--device", kind, "script.py"]
     ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store")],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process.start([*command, rank, tmp_path / "store"], cwd=tmp_path, env=environment)
         for rank in range(2)
     ]
-    for rank in ranks:
-        said, wrong = rank.communicate(timeout=300)
-        assert said == "[3.0, 3.0] [[4.5, 4.5], [4.5, 4.5]] hccl\n", wrong
+    for ran in process.finish_all(ranks):
+        assert ran.stdout == "[3.0, 3.0] [[4.5, 4.5], [4.5, 4.5]] hccl\n", ran.stderr
 
 
 def test_processes_of_a_script_find_the_packages(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from distributed.launch import PROGRAMS, results, torchrun
 
+from torchgraft.native import driver
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed"),
@@ -33,6 +35,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> object:
     @functools.cache
     def start(program: str) -> tuple[str, list[dict[str, str]]]:
         out = tmp_path_factory.mktemp(program)
+        if program == "agree":
+            driver.build("runtime")  # which may take minutes, so not while the ranks are waited for
         printed = torchrun(program, STARTED[program], out)
         return printed, results(out, STARTED[program])
 

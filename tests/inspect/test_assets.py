@@ -6,8 +6,8 @@ import hashlib
 import json
 import pathlib
 import shutil
-import subprocess
 
+import process
 import pytest
 
 from torchgraft.inspect.page import ASSETS
@@ -32,7 +32,7 @@ def test_the_assets_were_built_from_these_sources() -> None:
 @pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
 @pytest.mark.skipif(not (WEB / "node_modules").is_dir(), reason="npm ci was not run in web/")
 def test_a_build_gives_the_same_bytes(tmp_path: pathlib.Path) -> None:
-    subprocess.run(["node", "build.mjs", tmp_path], cwd=WEB, check=True, capture_output=True)
+    process.output(["node", "build.mjs", tmp_path], cwd=WEB)
     for path in ASSETS.iterdir():
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
-    subprocess.run(["npm", "run", "check"], cwd=WEB, check=True, capture_output=True)
+    process.output(["npm", "run", "check"], cwd=WEB)

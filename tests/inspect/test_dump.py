@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pathlib
 import runpy
-import subprocess
 import sys
 import xml.etree.ElementTree
 from typing import Any
 
+import process
 import pytest
 import torch
 from samples import Stack, compiled, twice
@@ -146,8 +146,7 @@ def test_py_runs_again(tmp_path: pathlib.Path) -> None:
             [got] = runpy.run_path(str(path))["Graph"]()(x)
             torch.testing.assert_close(got, want)
     torch.testing.assert_close(program(x), want)
-    done = subprocess.run([sys.executable, scripts[-1]], capture_output=True, text=True, check=True)
-    assert done.stdout == "(3, 4) torch.float32\n"
+    assert process.output([sys.executable, scripts[-1]]) == "(3, 4) torch.float32\n"
 
 
 def test_json_comes_back(tmp_path: pathlib.Path) -> None:

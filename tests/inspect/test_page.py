@@ -9,10 +9,10 @@ import gzip
 import json
 import pathlib
 import re
-import subprocess
 import sys
 from typing import Any
 
+import process
 import pytest
 import torch
 from samples import Stack, compiled, gate, large, twice
@@ -148,7 +148,7 @@ def test_mistakes_in_the_config() -> None:
 def test_the_example_writes_pages(tmp_path: pathlib.Path) -> None:
     example = pathlib.Path(__file__).parents[2] / "examples" / "report.py"
     command = [sys.executable, str(example), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = process.run(command)
     assert done.returncode == 0, done.stderr
     found = {path.stem: unpacked(path.read_text("utf-8")) for path in tmp_path.glob("*.html")}
     assert set(found) == {"merge_projections", "side_projections"}

@@ -231,7 +231,9 @@ def _worker(folder: str, start: Any) -> None:
 def test_several_processes_write_at_the_same_time(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork" if not torch.cuda.is_initialized() else "spawn")
     start = context.Event()
-    workers = [context.Process(target=_worker, args=(str(tmp_path), start)) for _ in range(3)]
+    workers = [
+        context.Process(target=_worker, args=(str(tmp_path), start), daemon=True) for _ in range(3)
+    ]  # one that hangs is not waited for when the tests are over
     for worker in workers:
         worker.start()
     start.set()

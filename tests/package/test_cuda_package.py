@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import process
 import pytest
 import torch
 from torch import Tensor, nn
@@ -297,13 +298,13 @@ def run_package() -> Path:
         *(f"-DCMAKE_CXX_COMPILER={tools.cxx}", f"-Dtorchgraft_DIR={root.cmake}"),
     ]
     for command in (configure, [tools.cmake, "--build", str(folder), "--target", "run_package"]):
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = process.run(command)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return folder / "run_package"
 
 
 def _run(*command: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300)
+    return process.run(command)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -377,7 +378,7 @@ def calls() -> Path:
         *(f"-DGRAFT_FLAGS={flags}", f"-DGRAFT_SOURCE={driver.SOURCE}"),
     ]
     for command in (configure, [tools.cmake, "--build", str(folder), "--target", "calls"]):
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = process.run(command)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return folder / "calls"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import re
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import process
 import pytest
 import safetensors.torch
 import torch
@@ -380,7 +380,7 @@ def test_a_fresh_process_needs_no_model(tmp_path: Path) -> None:
         "assert 'pickle' not in {m for m in sys.modules if m == 'torch._inductor.codecache'}\n"
     )
     command = [sys.executable, "-c", script, tmp_path / "m.graft", tmp_path / "case.safetensors"]
-    subprocess.run(command, check=True)
+    process.output(command)
 
 
 def test_a_program_with_branches_in_python_is_refused(tmp_path: Path) -> None:
@@ -445,7 +445,7 @@ def test_a_compiler_with_the_cpp_library_as_an_archive(tmp_path: Path) -> None:
                 libraries.append(tmp_path / package.extract(name, tmp_path))
     assert libraries
     for library in libraries:
-        needs = subprocess.run(["readelf", "-d", library], capture_output=True, text=True).stdout
+        needs = process.output(["readelf", "-d", library])
         assert "libstdc++.so.6" in needs
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import process
 import pytest
 import safetensors.torch
 import torch
@@ -35,7 +35,7 @@ def test_save_and_load_in_another_process(tmp_path: Path) -> None:
         "torch.testing.assert_close(torch.jit.load(sys.argv[1])(case['x']), case['y'])\n"
     )
     command = [sys.executable, "-c", code, tmp_path / "m.pt", tmp_path / "case.safetensors"]
-    subprocess.run(command, check=True)
+    process.output(command)
 
 
 def test_containers_names_and_constants() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from typing import Any
 
 import pytest
@@ -104,6 +106,17 @@ def test_an_exception_on_a_side_stream_reaches_the_caller_and_leaves_nothing_han
         run([torch.ones(1)])
     fail[0] = False
     assert run([torch.ones(1)])[0].item() == 4.0
+
+
+def test_what_a_call_gave_goes_when_its_caller_lets_go() -> None:
+    x, y, z = map(Buffer, range(3))
+    launches = [Launch("k", (x,), (), (y,), stream="side"), Launch("k", (y,), (), (z,))]
+    run = link_host(schedule((x,), (), launches, (y, z)), {"k": Kernel(torch.sin)}, {})
+    made = [weakref.ref(one) for one in run([torch.ones(3)])]
+    end = time.monotonic() + 60  # the stream's thread is about to let go, too
+    while any(one() is not None for one in made) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert [one() for one in made] == [None, None]
 
 
 def test_a_plan_that_races_does_not_run() -> None:

@@ -6,15 +6,13 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 
+import process
 import pytest
 
 pytestmark = [pytest.mark.cuda, pytest.mark.slow]
 HERE = pathlib.Path(__file__).parent
-LIMIT = 600
-"""Seconds for one program, on a machine much slower than it needs."""
 FOUND = 9
 RACECHECK = ["compute-sanitizer", "--tool", "racecheck", "--error-exitcode", str(FOUND)]
 RACECHECK += ["--target-processes", "application-only"]
@@ -28,7 +26,7 @@ def run(what: str, *more: str, under: list[str] | None = None) -> tuple[int, str
     env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHGRAFT_EXECUTOR": "python"}
     env["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), env.get("PYTHONPATH", "")])
     command = [*(under or []), sys.executable, str(HERE / "sanitized.py"), what, *more]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT)
+    done = process.run(command, env=env)
     return done.returncode, done.stdout + done.stderr
 
 

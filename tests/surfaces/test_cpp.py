@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import process
 import pytest
 import torch
 import torch.nn.functional as F
@@ -42,7 +43,7 @@ def built(root: driver.Root) -> Path:
         f"-DGRAFT_SOURCE={driver.SOURCE}",
     ]
     for command in (configure, [tools.cmake, "--build", str(folder), "--parallel", "2"]):
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = process.run(command)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return folder
 
@@ -226,14 +227,7 @@ def test_a_dynamic_size_is_unknown_to_a_converter(layers: torch.library.Library)
 
 def _python(code: str, root: driver.Root) -> str:
     environment = os.environ | {"TORCHGRAFT_NATIVE": str(root), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return process.output([sys.executable, "-W", "ignore", "-c", code], env=environment)
 
 
 def test_libraries_load_twice_and_close_in_any_order(built: Path, root: driver.Root) -> None:
@@ -281,11 +275,11 @@ def test_a_module_is_compiled_in_a_cpp_program(
     library = str(built / "examples" / "libcumsum_converter.so")
     environment = os.environ | {"TORCHGRAFT_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     command = [program, str(tmp_path / "m.pt"), library, "5", "5"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = process.run(command, env=environment)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.rpartition(":")[2]) < 1e-5
     environment["TORCHGRAFT_PYTHON"] = "/no/such/python"
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = process.run(command, env=environment)
     assert done.returncode == 1
     assert "'/no/such/python' does not run. Set TORCHGRAFT_PYTHON" in done.stderr
 
@@ -333,7 +327,7 @@ def eager_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(*command: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600)
+    return process.run(command)
 
 
 def test_a_package_gives_what_python_gives(built: Path, package: Path, root: driver.Root) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
+import process
 import pytest
 
 
@@ -19,5 +19,4 @@ def test_a_pooled_convolution_is_the_first_thing_compiled() -> None:
         "torch.testing.assert_close(compiled(x), model(x).detach())\n"
         "print(compiled.report.coverage)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "1.0", done.stderr
+    assert process.output([sys.executable, "-c", code]) == "1.0\n"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import process
 import pytest
 import torch
 from torch import Tensor, nn
@@ -333,6 +336,33 @@ def test_threads_with_streams_of_their_own_calls(
     assert not wrong
     with torch.inference_mode():
         assert_close(program(given[0]), streams(given[0]))
+
+
+FORKED = """
+import os, signal, sys, torch, torchgraft as graft
+torch.set_num_threads(1)
+program, x = graft.load(sys.argv[1]), torch.randn(3, 3)
+print(sys.argv[2] in program.report.notes)
+want = program(x)
+for late in (False, True):  # with the threads of its own gone, and with those of the first process
+    sys.stdout.flush()
+    if (child := os.fork()) == 0:
+        signal.alarm(60)
+        if not late:
+            assert all(torch.equal(program(x), want) for _ in range(3))
+        del program
+        os._exit(0)
+    print(os.waitpid(child, 0)[1], torch.equal(program(x), want))
+"""
+
+
+@pytest.mark.parametrize("executor", ["python", "native"])
+def test_streams_in_a_process_that_was_forked(tmp_path: Path, executor: str) -> None:
+    """The threads of streams are not forked with it."""
+    graft.compile(streams, (torch.ones(3, 3),), mode="eager").save(tmp_path / "p")
+    env = {**os.environ, "TORCHGRAFT_EXECUTOR": executor}
+    said = process.output([sys.executable, "-c", FORKED, tmp_path / "p", NOTE], env=env)
+    assert said.splitlines() == [str(executor == "native"), "0 True", "0 True"]
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import sysconfig
 import venv
 import zipfile
 
+import process
 import pytest
 from click.testing import CliRunner, Result
 
@@ -51,8 +51,8 @@ def test_what_is_written(tmp_path: pathlib.Path, flags: list[str], expected: set
         if path.suffix == ".py":
             compile(text, path, "exec")
     ruff = shutil.which("ruff") or str(pathlib.Path(sys.executable).with_name("ruff"))
-    checked = subprocess.run([ruff, "check", project], capture_output=True)
-    assert checked.returncode == 0, checked.stdout.decode()
+    checked = process.run([ruff, "check", project])
+    assert checked.returncode == 0, checked.stdout
 
 
 def test_a_project_is_never_written_over(tmp_path: pathlib.Path) -> None:
@@ -75,7 +75,7 @@ def test_a_name_that_cannot_be_a_package(tmp_path: pathlib.Path, name: str) -> N
 
 def pip(*args: str | pathlib.Path) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = process.run(command)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -118,7 +118,7 @@ def assert_stable(made: pathlib.Path, folder: pathlib.Path) -> None:
     """The library asks torch for C functions only: C++ names change with its versions."""
     (library,) = (name for name in zipfile.ZipFile(made).namelist() if name.endswith(".so"))
     path = zipfile.ZipFile(made).extract(library, folder / "inside")
-    nm = subprocess.run(["nm", "-DC", "--undefined-only", path], capture_output=True, text=True)
+    nm = process.run(["nm", "-DC", "--undefined-only", path])
     asked = [line.split(maxsplit=1)[1] for line in nm.stdout.splitlines()]
     assert "torch_call_dispatcher" in asked
     assert not [name for name in asked if name.startswith(("c10::", "at::", "torch::", "Py"))]
@@ -144,11 +144,10 @@ def test_a_wheel_passes_with_another_torch(tmp_path: pathlib.Path) -> None:
     away = tmp_path / "away"
     shutil.copytree(tmp_path / "my_ops" / "tests", away)
     paths = os.pathsep.join([str(tmp_path / "installed"), str(ROOT)])
-    run = {"cwd": away, "capture_output": True, "text": True}
-    run["env"] = {"PATH": "/usr/bin:/bin", "PYTHONPATH": paths}
-    done = subprocess.run([other, "-m", "pytest", "-q", "."], **run)  # type: ignore[call-overload]
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": paths}
+    done = process.run([other, "-m", "pytest", "-q", "."], cwd=away, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = subprocess.run([other, "-c", SAY], **run)  # type: ignore[call-overload]
+    said = process.run([other, "-c", SAY], cwd=away, env=env)
     mine, _, compiled = said.stdout.split()
     assert (str(tmp_path) in mine, compiled) == (True, "True"), said.stderr
 
@@ -166,13 +165,13 @@ def test_a_project_builds_installs_and_passes(
     python = environment(tmp_path / "env", made, torchgraft_wheel)
     away = tmp_path / "away"  # where the source is not importable
     shutil.copytree(tmp_path / "my_ops" / "tests", away)
-    run = {"cwd": away, "capture_output": True, "text": True, "env": {"PATH": "/usr/bin:/bin"}}
-    said = subprocess.run([python, "-c", SAY], **run)  # type: ignore[call-overload]
+    env = {"PATH": "/usr/bin:/bin"}
+    said = process.run([python, "-c", SAY], cwd=away, env=env)
     assert said.returncode == 0, said.stderr
     mine, theirs, compiled = said.stdout.split()
     assert str(tmp_path / "env") in mine
     assert str(tmp_path / "env") in theirs
     assert compiled == str(kind == "cpp")
-    done = subprocess.run([python, "-m", "pytest", "-q", "."], **run)  # type: ignore[call-overload]
+    done = process.run([python, "-m", "pytest", "-q", "."], cwd=away, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
-import subprocess
 import sys
 from typing import Any
 
+import process
 import pytest
 import torch
 from models import CASES, Cnn, Mlp
@@ -24,8 +24,7 @@ def test_the_backend_is_found_with_nothing_to_import() -> None:
         "f = torch.compile(lambda x: x + 1, backend='torchgraft', mode='eager')\n"
         "print(f(torch.ones(2)).tolist(), 'torchgraft' in torch.compiler.list_backends())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[2.0, 2.0] True"
+    assert process.output([sys.executable, "-c", code]).strip() == "[2.0, 2.0] True"
 
 
 def test_mode_and_options_reach_the_config() -> None:
@@ -237,9 +236,7 @@ def test_without_a_compiler_programs_run_on_aten(tmp_path: Any) -> None:
         "print(c(x).tolist(), c.report.fallbacks[0].reason)"
     )
     env = {"PATH": str(tmp_path), "HOME": str(tmp_path), "CXX": "nowhere-g++"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True
-    )
+    done = process.run([sys.executable, "-c", code], env=env)
     assert done.stdout.strip() == "[1.0, 1.0, 1.0] no C++ compiler on this machine"
     assert done.stderr.count("no C++ compiler found") == 1
 

@@ -12,11 +12,11 @@ import os
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 import zipfile
 
 import numpy
+import process
 import pytest
 import torch
 from click.testing import CliRunner
@@ -121,7 +121,7 @@ def test_the_samples_of_the_simulated_device_run(tmp_path: pathlib.Path) -> None
     (tmp_path / "script.py").write_text("\n".join(samples))
     command = [sys.executable, "-m", "torchgraft", "run", "--device", "npu", "script.py"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    done = process.run(command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
 import sys
 
+import process
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -36,9 +36,7 @@ def test_version_names_torch_too() -> None:
 
 
 def test_python_m_torchgraft_is_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "torchgraft", "--version"], capture_output=True, text=True
-    )
+    done = process.run([sys.executable, "-m", "torchgraft", "--version"])
     assert (done.returncode, done.stdout) == (0, run("--version").output)
 
 

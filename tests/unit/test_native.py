@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import process
 import pytest
 import torch
 from click.testing import CliRunner
@@ -73,9 +73,7 @@ def test_a_root_from_elsewhere_is_printed(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_without_the_library_nothing_is_registered() -> None:
     code = "from torchgraft.native import bridge; print(bridge.converters(), bridge.patterns())"
     environment = os.environ | {"PYTHONPATH": str(Path(native.__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
-    )
+    done = process.run([sys.executable, "-c", code], env=environment)
     assert done.stdout.strip() == "[] []", done.stderr
 
 

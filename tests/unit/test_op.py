@@ -6,12 +6,12 @@ import copy
 import pathlib
 import pickle
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from typing import Any, Optional
 
+import process
 import pytest
 import torch
 from torch import Tensor
@@ -664,13 +664,8 @@ def test_processes_that_build_at_once_wait_for_each_other(tmp_path: pathlib.Path
     )
     env = {"CXX": str(compiler), "TORCHGRAFT_CACHE": str(tmp_path / "cache"), "PATH": "/usr/bin"}
     runs = [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            env={**env, "PYTHONPATH": ":".join(sys.path)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        process.start([sys.executable, "-c", script], env={**env, "PYTHONPATH": ":".join(sys.path)})
         for _ in range(2)
     ]
-    assert [run.communicate()[0] for run in runs] == ["built\n"] * 2
+    assert [run.stdout for run in process.finish_all(runs)] == ["built\n"] * 2
     assert (tmp_path / "runs").read_text() == "run\n"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import pathlib
-import subprocess
 import sys
 import warnings
 from typing import Any
 
+import process
 import pytest
 import torch
 from click.testing import CliRunner
@@ -479,7 +479,7 @@ def test_a_project_is_built_kept_and_loaded(
         "import torch, torch_npu\nx = torch.ones(2)\nprint(torch_npu.plug_cpp(x, x, 2).tolist())\n"
     )
     kept = [sys.executable, "-m", "torchgraft", "run", "--ops", str(tmp_path / ".torchgraft")]
-    done = subprocess.run([*kept, "script.py"], cwd=elsewhere, capture_output=True, text=True)
+    done = process.run([*kept, "script.py"], cwd=elsewhere)
     assert done.stdout == "[3.0, 3.0]\n", done.stderr
 
     pathlib.Path("scale.h").write_text("#define SCALE oops\n")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import process
 import pytest
 
 from torchgraft import progress
@@ -51,7 +52,7 @@ def test_a_terminal_gets_bars() -> None:
 
 
 def test_nothing_else_gets_a_byte() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    done = process.run([sys.executable, "-c", CODE])
     assert (done.stdout, done.stderr) == ("at 10\nat 20\nat 30\n", "")
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import process
 import pytest
 import torch
 from models import CASES
@@ -275,7 +275,7 @@ def test_the_script_stands_alone(tmp_path: pathlib.Path) -> None:
         )
     script = info.value.script
     assert f"Reproduce it with: python {script}" in str(info.value)
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    ran = process.run([sys.executable, script])
     assert "Tensor-likes are not close" in ran.stderr
     assert "torchgraft" not in pathlib.Path(str(script)).read_text().split("import", 1)[1]
 

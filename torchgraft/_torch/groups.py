@@ -70,6 +70,26 @@ def group_of(name: str) -> Any:
     return _distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
 
 
+def held_group(value: Any) -> Any:
+    """A process group among the arguments of an operator, as one that may be let go last; other
+    values as they are (torch 2.11 to 2.13).
+
+    Whoever lets go of a group last waits for its threads, and a thread of gloo may be waiting for
+    Python's lock to give a tensor back. Only torch's own object of a group gives up that lock.
+    """
+    boxed = isinstance(value, torch.ScriptObject)
+    if not boxed or not value._type().qualified_name().endswith("c10d.ProcessGroup"):
+        return value
+    return torch.distributed.ProcessGroup.unbox(value)
+
+
+def boxed_group(value: Any) -> Any:
+    """The inverse of `held_group`: what an operator takes."""
+    if not torch.distributed.is_available():
+        return value
+    return value.boxed() if isinstance(value, torch.distributed.ProcessGroup) else value
+
+
 def keep_calls(packet: Any) -> None:
     """Let no pass of torch drop a call of this operator, whether its result is used or not."""
     torch.fx.node.has_side_effect(packet)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchgraft import _torch
-from torchgraft._torch import calls
+from torchgraft._torch import calls, groups
 from torchgraft.compat.notes import without_effect
 from torchgraft.errors import CannotCapture, UnknownName
 from torchgraft.op import schema as schemas
@@ -51,7 +51,8 @@ class Step:
     fresh: list[tuple[int, Tensor]]
 
     def run(self) -> None:
-        result = _torch.flatten(self.func(*self.args, **self.kwargs))[0]
+        args, kwargs = _torch.map_leaves(groups.boxed_group, (self.args, self.kwargs))
+        result = _torch.flatten(self.func(*args, **kwargs))[0]
         for place, held in self.fresh:
             held.copy_(result[place])
         if self.func.namespace == "c10d":
@@ -141,7 +142,7 @@ _recording: Recorder | None = None
 
 
 def _held(x: Any) -> Any:
-    return x.detach() if isinstance(x, Tensor) else x
+    return x.detach() if isinstance(x, Tensor) else groups.held_group(x)
 
 
 def _place(x: Tensor) -> int:

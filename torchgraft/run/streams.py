@@ -7,6 +7,7 @@ so what the streams may do at the same time cannot change the result.
 from __future__ import annotations
 
 import functools
+import os
 import queue
 import random
 import threading
@@ -84,8 +85,7 @@ def link_host(
     for step in plan.steps:
         by_stream.setdefault(step.stream, []).append(step)
     events = {step.event for step in plan.steps if isinstance(step, Record)}
-    workers = {name: _Worker() for name in by_stream if name != MAIN}
-    order = threading.Lock()
+    threads = _Threads([name for name in by_stream if name != MAIN])
 
     def walk(steps: Sequence[PlanStep], call: _HostCall, delay: Callable[[], None]) -> None:
         try:
@@ -102,9 +102,7 @@ def link_host(
 
     def run(args: list[Any]) -> list[Any]:
         call = _HostCall(plan, args, constants, events)
-        with order:  # every worker sees concurrent calls in one order, so none waits for another
-            for name, worker in workers.items():
-                worker.submit(functools.partial(side, name, call))
+        workers = threads.start(lambda name: functools.partial(side, name, call))
         walk(by_stream.get(MAIN, ()), call, _delay(adversary, MAIN))
         for _ in workers:
             call.done.acquire()
@@ -143,6 +141,29 @@ class _HostCall(_Call):
             event.set()
 
 
+class _Threads:
+    """A worker for each side stream. A process that is forked has none of the threads of the first
+    one, and begins its own."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._begin()
+
+    def _begin(self) -> None:
+        workers = {name: _Worker() for name in self._names}
+        self._own = os.getpid(), threading.Lock(), workers
+
+    def start(self, job: Callable[[str], Callable[[], Any]]) -> Mapping[str, _Worker]:
+        """Give each stream its job of a call; who waits for the call must hold the workers."""
+        if self._own[0] != os.getpid():
+            self._begin()
+        _, order, workers = self._own
+        with order:  # every worker sees concurrent calls in one order, so none waits for another
+            for name, worker in workers.items():
+                worker.submit(job(name))
+        return workers
+
+
 class _Worker:
     """A thread that runs what it is given, in order."""
 
@@ -165,6 +186,7 @@ class _Worker:
     def _loop(jobs: queue.SimpleQueue[Callable[[], Any] | None]) -> None:
         while (job := jobs.get()) is not None:
             job()
+            del job  # with it goes a call's memory, which would wait for the next call
 
 
 def _delay(seed: int | None, stream: str) -> Callable[[], None]:

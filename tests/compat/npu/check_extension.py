@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import process
 import pytest
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     root = str(Path(torchgraft.__file__).parents[1])
     env["PYTHONPATH"] = os.pathsep.join([str(torchgraft.compat.SITE), root])
     command = [sys.executable, "setup.py", "-q", "build", "bdist_wheel"]
-    done = subprocess.run(command, cwd=home, env=env, capture_output=True, text=True)
+    done = process.run(command, cwd=home, env=env)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (wheel,) = (home / "dist").glob("scaled_ops-1.0-*.whl")
     target = home / "installed"

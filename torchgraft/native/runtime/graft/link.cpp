@@ -1,6 +1,8 @@
 // The executor: a plan walked by the caller, by threads, or onto the streams of a device.
 #include "graft/link.h"
 
+#include <unistd.h>
+
 #include <deque>
 #include <set>
 
@@ -52,6 +54,21 @@ class Worker {
   std::thread thread_;
 };
 
+// A worker for each side stream. A process that is forked has none of the threads of the first one:
+// it leaves these alone, and begins its own.
+struct Crew {
+  explicit Crew(const std::set<std::string>& streams) : process(getpid()) {
+    for (const std::string& name : streams) workers[name] = std::make_unique<Worker>();
+  }
+  ~Crew() {
+    if (process == getpid()) return;
+    for (auto& [name, worker] : workers) static_cast<void>(worker.release());
+  }
+  const pid_t process;
+  std::mutex order;  // every worker sees calls in one order
+  std::map<std::string, std::unique_ptr<Worker>> workers;
+};
+
 class Runs : public Linked {
  public:
   Runs(const Part& part, const Values& values,
@@ -97,7 +114,7 @@ class Runs : public Linked {
       if (step.kind == Step::kRecord || step.kind == Step::kWait) events_.emplace(step.name, events_.size());
     }
     if (device_.type() == c10::kCPU) {
-      for (const std::string& name : streams_) workers_[name] = std::make_unique<Worker>();
+      crew_ = std::make_shared<Crew>(streams_);
       return;
     }
     const c10::impl::VirtualGuardImpl guard(device_.type());
@@ -178,12 +195,20 @@ class Runs : public Linked {
     }
   }
 
+  std::shared_ptr<Crew> crew() {
+    auto found = std::atomic_load(&crew_);
+    if (found->process == getpid()) return found;
+    auto made = std::make_shared<Crew>(streams_);
+    return std::atomic_compare_exchange_strong(&crew_, &found, made) ? made : found;
+  }
+
   void threaded(Frame& frame) {
+    const auto crew = this->crew();
     Threads call(events_.size());
-    call.running = workers_.size();
+    call.running = crew->workers.size();
     {
-      std::lock_guard<std::mutex> hold(order_);  // every worker sees calls in one order
-      for (const auto& [name, worker] : workers_) {
+      std::lock_guard<std::mutex> hold(crew->order);
+      for (const auto& [name, worker] : crew->workers) {
         const std::vector<size_t>& steps = by_stream_.at(name);
         worker->submit([this, &steps, &frame, &call, state = at::ThreadLocalState()] {
           {
@@ -278,11 +303,11 @@ class Runs : public Linked {
   std::set<std::string> streams_;
   std::map<std::string, std::vector<size_t>> by_stream_;
   std::map<std::string, size_t> events_;
-  std::mutex order_;
-  std::map<std::string, c10::Stream> own_;  // of a device
-  std::vector<c10::Event> recorded_;        // and its events; the last is the end of a call
+  std::mutex order_;  // on a device: one call enqueues at a time
+  std::map<std::string, c10::Stream> own_;
+  std::vector<c10::Event> recorded_;  // and its events; the last is the end of a call
   std::set<int64_t> late_, foreign_;
-  std::map<std::string, std::unique_ptr<Worker>> workers_;  // last: they end before what they use
+  std::shared_ptr<Crew> crew_;  // last: they end before what they use
 };
 
 }  // namespace
