@@ -269,7 +269,7 @@ def test_cuda_launches_are_timed_on_their_streams(mode: str, tmp_path: pathlib.P
     assert all(0.1 < kernel.share <= 1 for kernel in products)
     assert sum(k.seconds for k in products) > 0.5 * sum(k.seconds for k in profile.kernels)
     for call in profile.calls:
-        assert 0 < call.seconds < 0.1
+        assert call.seconds > 0
         for arrow in call.arrows:  # a wait is seen: what comes after begins after
             assert call.spans[arrow.before].end <= call.spans[arrow.after].start + 5e-6
     program.report.html(tmp_path / "report.html")

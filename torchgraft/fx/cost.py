@@ -15,6 +15,7 @@ from torch.utils.flop_counter import flop_registry
 
 from torchgraft import _torch
 from torchgraft.fx.dialect import is_view
+from torchgraft.run.pages import Pages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +130,9 @@ def measure(device: torch.device, dtype: torch.dtype = torch.float32) -> Machine
     on_cuda = device.type == "cuda"
     side = 4096 if on_cuda else 512
     a, b = (torch.rand(side, side, device=device).to(dtype) for _ in range(2))
-    source = torch.ones(2**28 if on_cuda else 2**24, dtype=torch.float32, device=device)
-    target = torch.empty_like(source)
+    pages = Pages()  # what a program reads most lies in such
+    source = pages.settle(torch.ones(2**28 if on_cuda else 2**24, device=device))
+    target = pages.settle(torch.zeros_like(source))
     small = torch.ones(1, device=device)
     matmul = _best(lambda: a @ b, device, repeat=20)
     copy = _best(lambda: target.copy_(source), device)
