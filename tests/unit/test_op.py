@@ -72,6 +72,26 @@ def test_every_kind_of_parameter_has_a_place_in_a_signature() -> None:
     assert second.dtype == torch.float64
 
 
+def test_a_list_may_be_a_default() -> None:
+    @graft.op("t::sums")
+    def sums(x: Tensor, dims: list[int] = (0,), by: list[float] = (0.5, 4.0)) -> Tensor:  # type: ignore[assignment]
+        return x.sum(dims) * by[0] * by[1]
+
+    assert sums.schema == "t::sums(Tensor x, SymInt[] dims=[0], float[] by=[0.5, 4.]) -> Tensor"
+    same(torch.ops.t.sums(torch.ones(2, 3)), torch.full((3,), 4.0))
+    same(torch.ops.t.sums(torch.ones(2, 3), [0, 1], [1.0, 1.0]), torch.tensor(6.0))
+
+
+@pytest.mark.parametrize("result", [int, float, bool])
+def test_results_are_tensors(result: Any) -> None:
+    def size(x: Tensor) -> Any:
+        return x.numel()
+
+    size.__annotations__["return"] = result
+    with pytest.raises(errors.BadOp, match="which a compiled program cannot take of an operator"):
+        graft.op("t::size")(size)
+
+
 def test_a_schema_may_be_given_as_text() -> None:
     @graft.op(
         "t::shift(Tensor x, *, Scalar by=1, ScalarType dtype=float) -> (Tensor y, Tensor[] z)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ def schema_text(spec: str, body: Function, mutates: Sequence[str]) -> str:
         text = spec
     else:
         try:
-            text = torch.library.infer_schema(body, mutates_args=mutates, op_name=name)
+            text = _inferred(body, mutates, name)
         except ValueError as error:
             said = str(error).removeprefix("infer_schema(func): ").partition(" Got func")[0]
             raise BadOp(
@@ -55,6 +56,31 @@ def schema_text(spec: str, body: Function, mutates: Sequence[str]) -> str:
                 f"@graft.op('{name}(Tensor x, float alpha=1.0) -> Tensor').",
             ) from None
     return _checked(text, name, body)
+
+
+def _inferred(body: Function, mutates: Sequence[str], name: str) -> str:
+    """The schema of a typed body. Defaults that are lists are put in here: torch has no text for
+    them."""
+    signature = inspect.signature(body)
+    lists = {
+        p.name: p.default for p in signature.parameters.values() if type(p.default) in (list, tuple)
+    }
+    if not lists or not isinstance(body, types.FunctionType):
+        return torch.library.infer_schema(body, mutates_args=mutates, op_name=name)
+    twin = types.FunctionType(
+        body.__code__, body.__globals__, body.__name__, None, body.__closure__
+    )
+    twin.__annotations__ = body.__annotations__
+    twin.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[
+            p.replace(default=f"<{p.name}>") if p.name in lists else p
+            for p in signature.parameters.values()
+        ]
+    )
+    text = torch.library.infer_schema(twin, mutates_args=mutates, op_name=name)
+    for parameter, default in lists.items():
+        text = text.replace(f'"<{parameter}>"', str(list(default)))
+    return text
 
 
 def _checked(text: str, name: str, body: Function) -> str:
@@ -70,6 +96,14 @@ def _checked(text: str, name: str, body: Function) -> str:
             "it returns one of its inputs, which torch.compile does not take of an operator.",
             "Return nothing (-> ()) where an input is written, and a new tensor elsewhere.",
         )
+    for result in schema.returns:
+        if str(result.type) not in ("Tensor", "Optional[Tensor]", "List[Tensor]"):
+            raise BadOp(
+                name,
+                where(body),
+                f"it returns {result.type}, which a compiled program cannot take of an operator.",
+                "Return tensors, or lists of them; a number as torch.tensor(n).",
+            )
     check_signature(schema, name, "the reference", body, body)
     return text
 
