@@ -82,16 +82,6 @@ def test_a_list_may_be_a_default() -> None:
     same(torch.ops.t.sums(torch.ones(2, 3), [0, 1], [1.0, 1.0]), torch.tensor(6.0))
 
 
-@pytest.mark.parametrize("result", [int, float, bool])
-def test_results_are_tensors(result: Any) -> None:
-    def size(x: Tensor) -> Any:
-        return x.numel()
-
-    size.__annotations__["return"] = result
-    with pytest.raises(errors.BadOp, match="which a compiled program cannot take of an operator"):
-        graft.op("t::size")(size)
-
-
 def test_a_schema_may_be_given_as_text() -> None:
     @graft.op(
         "t::shift(Tensor x, *, Scalar by=1, ScalarType dtype=float) -> (Tensor y, Tensor[] z)"

@@ -72,10 +72,14 @@ def run(
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     _for_children()
     try:
-        runpy.run_path(script, run_name="__main__")
+        made = runpy.run_path(script, run_name="__main__")
     except Exception as error:
         _show(error, script)
+        sys.last_value = error
         raise SystemExit(1) from None
+    # As under Python itself, what the script made lives until the interpreter ends. DDP that goes
+    # right behind its last collective waits for a thread of gloo, which waits for Python's lock.
+    vars(sys.modules["__main__"]).update(made)
 
 
 def _for_children() -> None:
