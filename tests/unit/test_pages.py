@@ -20,8 +20,7 @@ LARGE = LEAST // 4
 
 
 def mapped(tensor: Tensor) -> int | None:
-    """How many bytes of huge pages the mapping has that a tensor lies in; None: it has its own no
-    more."""
+    """How many bytes of huge pages the mapping has that a tensor lies in."""
     address, found = tensor.data_ptr(), False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if span := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
