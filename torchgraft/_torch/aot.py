@@ -194,6 +194,8 @@ def _alone(path: str, device: torch.device) -> Any:
     """
     from torch._C import _aoti
 
+    if device.type == "cuda":
+        torch.cuda.init()  # a library takes memory at once; without an allocator the process ends
     with tempfile.TemporaryDirectory(prefix="torchgraft-") as folder:
         package = os.path.join(folder, "region.pt2")
         about = json.dumps({"AOTI_DEVICE_KEY": device.type})

@@ -57,8 +57,8 @@ class Step:
             held.copy_(result[place])
         if self.func.namespace == "c10d":
             for one in result:
-                if not isinstance(one, Tensor) and hasattr(one, "wait"):
-                    one.wait()
+                if isinstance(one, torch.ScriptObject):
+                    one.wait()  # type: ignore[attr-defined]
 
     def change(self, new: Mapping[str, Any]) -> None:
         """Let some arguments be others from now on."""
@@ -126,7 +126,9 @@ class Recorder:
         self._own.update(_place(x) for _, x in fresh)
         if fresh or writes or comm:  # a view needs no second call
             args, kwargs = _torch.map_leaves(_held, (args, kwargs))
-            self.steps.append(Step(func, args, kwargs, fresh))
+            self.steps.append(step := Step(func, args, kwargs, fresh))
+            if any(argument.name == "async_op" for argument in func._schema.arguments):
+                step.change({"async_op": True})  # or NCCL gives no work to wait for, but a null one
         return result
 
     def _keep(self, written: Iterable[Any]) -> None:

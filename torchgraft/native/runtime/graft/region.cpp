@@ -1,4 +1,5 @@
 // Generated code: libraries that AOTInductor made.
+#include <ATen/Context.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>
 
 #include "graft/action.h"
@@ -21,6 +22,7 @@ struct Library : Region {
         const auto& known = torch::inductor::getAOTIModelRunnerRegistry();
         const auto made = known.find(c10::DeviceTypeName(kernel.device.type(), true));
         if (made == known.end()) bad("this torch runs no generated code on " + kernel.device.str());
+        at::globalContext().lazyInitDevice(kernel.device.type());  // a library takes memory at once
         // Without the container's own turns: it would wait for the call before to end on the device,
         // and ask for that while a graph is captured.
         runner = made->second(kernel.path, 1, kernel.device.str(), "", true);
