@@ -518,6 +518,36 @@ def test_views_with_gaps_keep_their_strides(dynamic: bool) -> None:
     assert found[1].stride() == want[1].stride() == (1, 64)
 
 
+def _pad_products(graph: torch.fx.Graph) -> None:
+    """What the generator does on CUDA where it pays: the product becomes a view with gaps."""
+    aten = torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.mm.default):
+        left, right = node.args
+        with graph.inserting_before(node):
+            wide = graph.call_function(aten.constant_pad_nd.default, (right, [0, 1]))
+            wide.meta["val"] = wide.target(right.meta["val"], [0, 1])
+            product = graph.call_function(aten.mm.default, (left, wide))
+            product.meta["val"] = product.target(left.meta["val"], wide.meta["val"])
+            part = graph.call_function(aten.slice.Tensor, (product, 1, 0, -1))
+            part.meta["val"] = part.target(product.meta["val"], 1, 0, -1)
+        node.replace_all_uses_with(part)
+        graph.erase_node(node)
+
+
+@pytest.mark.slow
+def test_a_product_that_the_generator_pads_keeps_its_strides() -> None:
+    def model(x: Tensor) -> tuple[Tensor, Tensor]:
+        with graft.stream("side"):
+            product = x @ x
+        return product + 1, product
+
+    x = torch.randn(3, 3)
+    compiled = graft.compile(model, (x,), inductor={"joint_custom_post_pass": _pad_products})
+    found, want = compiled(x), model(x)
+    torch.testing.assert_close(found, want)
+    assert found[1].stride() == (3, 1)
+
+
 @pytest.mark.slow
 def test_a_view_of_one_of_several_results() -> None:
     def model(x: Tensor) -> tuple[Tensor, Tensor]:

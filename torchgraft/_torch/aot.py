@@ -20,6 +20,7 @@ from torchgraft._torch import Flat, fake_mode_of
 from torchgraft._torch.derived import Derived
 from torchgraft._torch.generator import (
     GRAPH_IDS,
+    Keep,
     freeze,
     gcc_flags,
     joint_passes,
@@ -35,6 +36,7 @@ def compile(
     options: Mapping[str, Any],
     path: str,
     folded: Callable[[GraphModule, Node, Tensor], None],
+    keep: Keep,
     onednn: bool = False,
     generates: Callable[[float, bool], bool] | None = None,
 ) -> dict[str, Tensor]:
@@ -70,7 +72,7 @@ def compile(
         _watched_folds(folded),
         _watched_constants(constants),
     ):
-        gm = _without_values(gm, inputs)
+        gm = _without_values(gm, inputs, keep)
         extra: dict[str, Any] = {}
         if frozen:
             # For a library, torch leaves MKL out: a weight that MKL packed cannot be moved, and so
@@ -104,7 +106,7 @@ def compile(
     return constants
 
 
-def _without_values(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+def _without_values(gm: GraphModule, inputs: Sequence[Any], keep: Keep) -> GraphModule:
     """The joint passes with constants as inputs: they fold by value what happens to be uniform."""
     held: dict[str, tuple[str, Any]] = {}
     for node in gm.graph.find_nodes(op="get_attr"):
@@ -116,7 +118,7 @@ def _without_values(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
             node.replace_all_uses_with(lifted)
             gm.graph.erase_node(node)
     values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-    gm = joint_passes(gm, [*inputs, *values[len(inputs) :]])
+    gm = joint_passes(gm, [*inputs, *values[len(inputs) :]], keep)
     for node in gm.graph.find_nodes(op="placeholder")[len(inputs) :]:
         target, node_meta = held[str(node.target)]
         with gm.graph.inserting_before(node):
@@ -195,7 +197,8 @@ def _alone(path: str, device: torch.device) -> Any:
     from torch._C import _aoti
 
     if device.type == "cuda":
-        torch.cuda.init()  # a library takes memory at once; without an allocator the process ends
+        # A library takes memory at once; without an allocator the process ends.
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory(prefix="torchgraft-") as folder:
         package = os.path.join(folder, "region.pt2")
         about = json.dumps({"AOTI_DEVICE_KEY": device.type})

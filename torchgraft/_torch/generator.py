@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from torchgraft import _torch
 from torchgraft._torch import Flat, fake_mode_of, rows
@@ -69,6 +70,8 @@ def cache_hits() -> int:
 
 
 GRAPH_IDS = itertools.count()
+Keep = Callable[[GraphModule, Any], None]
+"""`keep(gm, before)` lays a graph's outputs out as they were."""
 
 
 def compile_graph(
@@ -78,6 +81,7 @@ def compile_graph(
     options: Mapping[str, Any],
     is_inference: bool,
     is_backward: bool,
+    keep: Keep = lambda gm, before: None,
     own: Callable[[Any], Any] = lambda constant: constant,
     onednn: bool = False,
     generates: Callable[[float, bool], bool] | None = None,
@@ -88,9 +92,10 @@ def compile_graph(
 
     The same steps that `torch._inductor.compile_fx` takes behind AOTAutograd, from the point where
     the graph is functional and decomposed: its joint passes, freezing where weights are held, then
-    `compile_fx_inner`. The constants that the code reads in the end go through `own`. With
-    `generates(operations, is constant)`, code is generated for those matrix products for whose
-    size and second operand it holds; the others are library calls, and nothing is timed. gcc needs
+    `compile_fx_inner`. `keep` is for the first; the constants that the code reads in the end go
+    through `own`. With `generates(operations, is constant)`, code is generated for those matrix
+    products for whose size and second operand it holds; the others are library calls, and nothing
+    is timed. gcc needs
     `gcc_flags` only for products of `many_rows`, and another precompiled header then. `finish`
     changes a frozen graph whose convolutions are computed channels last.
     """
@@ -113,7 +118,7 @@ def compile_graph(
         gcc_flags() if many_rows else contextlib.nullcontext(),
     ):
         if is_inference:
-            gm = joint_passes(gm, inputs)
+            gm = joint_passes(gm, inputs, keep)
         extra: dict[str, Any] = {}
         if frozen:
             gm, extra = freeze(gm, inputs, onednn)
@@ -286,14 +291,20 @@ def _forget_modules(first: int) -> None:
             sys.modules.pop(module.__name__, None)
 
 
-def joint_passes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+def joint_passes(gm: GraphModule, inputs: Sequence[Any], keep: Keep) -> GraphModule:
+    """Inductor's passes over whole graphs. A product that they pad becomes a view with gaps, and
+    who reads it elsewhere counts on its strides: `keep` sees to those."""
     from torch._inductor.compile_fx import _recursive_joint_graph_passes as run
     from torch._inductor.virtualized import V
 
+    before = map_arg(gm.graph.output_node().args[0], lambda node: node.meta.get("val"))
     with V.set_fake_mode(fake_mode_of(inputs)):
         if "input_device" in inspect.signature(run).parameters:  # torch >= 2.12
-            return run(gm, input_device=_device(gm, inputs))
-        return run(gm)
+            gm = run(gm, input_device=_device(gm, inputs))
+        else:
+            gm = run(gm)
+    keep(gm, before)
+    return gm
 
 
 def freeze(

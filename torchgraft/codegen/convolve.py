@@ -113,7 +113,4 @@ class _Convolution:
         return self._call(generator.laid_out(), value, list(value.meta["val"].stride()))
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        made = self.gm.graph.call_function(target, args, kwargs)
-        meta.inherit(made, self.node)
-        made.meta["val"] = meta.compute(self.gm, made)
-        return made
+        return meta.call(self.gm, self.node, target, *args, **kwargs)

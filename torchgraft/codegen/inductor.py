@@ -14,11 +14,11 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft._torch import generator
-from torchgraft.codegen import convolve, epilogue
+from torchgraft.codegen import convolve, epilogue, single
 from torchgraft.config import Config
 from torchgraft.fx import meta
 from torchgraft.fx.cost import flops_of, has_formula
-from torchgraft.fx.decompose import decompose
+from torchgraft.fx.decompose import decompose, keep_strides
 from torchgraft.fx.dialect import is_view
 from torchgraft.run import pages
 
@@ -45,6 +45,7 @@ def generate(
         options=task.options,
         is_inference=is_inference,
         is_backward=is_backward,
+        keep=task.keep,
         own=own,
         onednn=task.onednn,
         generates=task.generates,
@@ -63,6 +64,7 @@ class Task:
     onednn: bool
     generates: Callable[[float, bool], bool] | None
     many_rows: bool  # of products that are generated
+    keep: generator.Keep  # strides of outputs, through Inductor's own passes
 
 
 def prepared(
@@ -76,9 +78,11 @@ def prepared(
     """What is decided about a region before Inductor sees it, for this process or for a library:
     who computes its products, and with which options. `gm` is changed."""
     options = options_for(inputs, config)
-    timed = config.mode == "max-autotune"
+    timed, mode = config.mode == "max-autotune", _torch.fake_mode_of(inputs)
     if is_inference and not timed and generator.is_amd():
-        convolve.as_products(gm, _torch.fake_mode_of(inputs))
+        convolve.as_products(gm, mode)
+    if is_inference:
+        single.as_loops(gm, mode)
     own_products = not timed and _by_generator(_products(gm))
     many_rows = own_products and _has_many_rows(gm)
     if checked and all(map(_lays_out, gm.graph.nodes)):
@@ -86,10 +90,11 @@ def prepared(
     onednn = by_onednn(gm)
     gm = decompose(gm, inputs, _torch.inductor_decompositions())
     gm.meta.pop("fake_mode", None)  # Inductor's cache key holds `meta`, and no mode can be pickled
-    hold_views(gm, _torch.fake_mode_of(inputs))
+    hold_views(gm, mode)
     if not timed:  # it compares kernels with epilogues of their own
         epilogue.join_products(gm)
-    return Task(gm, options, onednn, _generates if own_products else None, many_rows)
+    keep = functools.partial(keep_strides, mode=mode)
+    return Task(gm, options, onednn, _generates if own_products else None, many_rows, keep)
 
 
 def hold_views(gm: GraphModule, mode: Any) -> None:

@@ -32,19 +32,21 @@ def decompose(gm: GraphModule, inputs: Sequence[Any], table: Table) -> GraphModu
     mode = _torch.fake_mode_of(inputs)
     if _is_symbolic(gm.graph):
         traced = _marked(_torch.retrace(gm, inputs, table), gm)
-        _keep_strides(traced, meta.output_values(gm), mode)
+        keep_strides(traced, meta.output_values(gm), mode)
         return traced
     parts = _trace_parts(gm.graph, table, table.__contains__)
     for part, node in {part: node for node, part in parts.items()}.items():
-        _keep_strides(part, node.meta["val"], mode)
+        keep_strides(part, node.meta["val"], mode)
     inline(gm, parts, mode)
     return gm
 
 
-def _keep_strides(gm: GraphModule, before: Any, mode: Any) -> None:
-    """A table may give other strides, as Inductor's does for `cat` of one tensor and empty ones."""
+def keep_strides(gm: GraphModule, before: Any, mode: Any) -> None:
+    """Outputs as they were `before`. A table may give other strides, as Inductor's does for `cat`
+    of one tensor and empty ones; so may its passes."""
     gm.meta["fake_mode"] = mode
     returned.keep_strides(gm, before)
+    del gm.meta["fake_mode"]
 
 
 def parts_of(graph: Graph, table: Table) -> Parts | None:

@@ -226,6 +226,14 @@ def inherit(node: Node, origin: Node, *, place: bool = True) -> None:
             node.meta.setdefault(key, origin.meta[key])
 
 
+def call(gm: GraphModule, origin: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+    """A new call, with its value, where the graph inserts; it comes from where `origin` does."""
+    made = gm.graph.call_function(target, args, kwargs)
+    inherit(made, origin)
+    made.meta["val"] = compute(gm, made)
+    return made
+
+
 PACKAGE = str(pathlib.Path(__file__).parents[1]) + "/"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 

@@ -65,7 +65,7 @@ def keep_strides(gm: GraphModule, before: Any) -> None:
 
     def kept(node: Any, old: Any) -> Any:
         new: Any = node.meta.get("val") if isinstance(node, Node) else None
-        now, was = _strides(new), _strides(old)
+        now, was = strides(new), strides(old)
         if now is None or was is None or now == was or new.dim() != old.dim():
             return node
         if (node, was) not in made:
@@ -80,7 +80,7 @@ def keep_strides(gm: GraphModule, before: Any) -> None:
         output.args = (tuple(kept(node, old) for node, old in pairs),)
 
 
-def _strides(value: Any) -> tuple[Any, ...] | None:
+def strides(value: Any) -> tuple[Any, ...] | None:
     """The strides that anybody can tell: those of dims that are not 1."""
     if not isinstance(value, Tensor) or value.layout != torch.strided:
         return None

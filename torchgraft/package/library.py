@@ -97,6 +97,7 @@ class LibraryLinker(Linker):
             options=task.options,
             path=path,
             folded=prepare.folded,
+            keep=task.keep,
             onednn=task.onednn,
             generates=task.generates,
         )
