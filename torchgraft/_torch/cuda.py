@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 import torch
 
 
-def is_capturing() -> bool:
-    """Whether the current stream is being captured."""
-    return bool(torch._C._cuda_isCurrentStreamCapturing())
+is_capturing: Callable[[], bool] = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", lambda: False
+)
+"""Whether the current stream is being captured."""
 
-
-def raw_stream(device: int) -> int:
-    """The address of a device's current stream, without a Stream object being made."""
-    return int(torch._C._cuda_getCurrentRawStream(device))
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+"""The address of a device's current stream, without a Stream object being made."""
 
 
 def launch_of(graph: torch.cuda.CUDAGraph) -> Callable[[], None]:

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from torchgraft._torch import Flat
 from torchgraft._torch import cuda as private
+from torchgraft._torch.cuda import is_capturing, raw_stream
 from torchgraft.errors import first_line
 from torchgraft.report import Report
 from torchgraft.run import ports
 
+is_inference = torch.is_inference_mode_enabled
 MOST_SHAPES = 16
 """How many captured shapes one program keeps; the least recently used one goes."""
 AHEAD = 1 << 24
@@ -55,7 +57,7 @@ class Captured:
         self._refused = self._warm = False
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        if self._refused or private.is_capturing():
+        if self._refused or is_capturing():
             return self._run(args)
         with self._lock:
             graph = self._only or self._graph_for(args)
@@ -161,38 +163,45 @@ class _Graph:
             made = ports.add([(part.origin, part.origin, part.size) for part in self._parts])
         self._graph.instantiate()
         self._launch = private.launch_of(self._graph)
-        self._redirect = ports.redirect_of(self._graph)
-        homeward = dict(zip(back, backs, strict=True))
-        self._moved = [
-            (i, node, *own[i], homeward.get(i)) for i, node in zip(moved, nodes, strict=True)
-        ]
+        redirect = functools.partial(ports.redirect_of, self._graph)
+        homeward = {
+            i: redirect(node, self._at[i], *own[i], inward=False)
+            for i, node in zip(back, backs, strict=True)
+        }
+        self._moved = []
+        for i, node in zip(moved, nodes, strict=True):
+            to, size = own[i]
+            inward = redirect(node, to, self._at[i], size, inward=True)
+            self._moved.append((i, inward, homeward.get(i)))
         for part, node in zip(self._parts, made, strict=True):
-            part.node = node
+            part.redirect = redirect(node, part.origin, part.origin, part.size, inward=False)
         self._device = torch.cuda.current_device()
         self._ahead = sum(part.size for part in self._parts) <= AHEAD
         self._ready: list[Any] | None = None
-        self._for = (0, False)  # the stream and the inference mode that those were made under
+        self._stream, self._inference = 0, False  # that those were made under
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        now = (private.raw_stream(self._device), torch.is_inference_mode_enabled())
+        stream, inference = raw_stream(self._device), is_inference()
         results = self._ready
-        if results is None or now != self._for:
+        if results is None or stream != self._stream or inference != self._inference:
             results = self._make()
         for part in self._parts:
-            self._redirect(part.node, part.at, part.origin, part.size)
-        for i, node, own, size, back in self._moved:
+            part.redirect(part.at)
+        told = self._at
+        for i, inward, outward in self._moved:
             at = args[i].data_ptr()
-            if at != self._at[i]:
-                self._redirect(node, own, at, size)
-                if back is not None:
-                    self._redirect(back, at, own, size)
-                self._at[i] = at
+            if at != told[i]:
+                inward(at)
+                if outward is not None:
+                    outward(at)
+                told[i] = at
         self._launch()
         for i, source in self._views.items():
             results[i] = _same_view(self._outputs[i], self._inputs[source], args[source])
         args.clear()
         # Beside the device's work; to redirect copies would wait for its end.
-        self._ready, self._for = self._make() if self._ahead else None, now
+        self._ready = self._make() if self._ahead else None
+        self._stream, self._inference = stream, inference
         return results
 
     def _make(self) -> list[Any]:
@@ -222,7 +231,8 @@ class _Part:
         before = int(first.storage_offset() - low) * first.element_size()
         self.origin = first.data_ptr() - before
         self.size = int(high - low) * first.element_size()
-        self.node = self.at = 0
+        self.at = 0
+        self.redirect: Callable[[int], None]
 
     def make(self, results: list[Any]) -> None:
         base = self._new()

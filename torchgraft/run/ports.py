@@ -28,10 +28,8 @@ def _check(code: int) -> None:
 def _libraries() -> tuple[Any, Any]:
     major = (torch.version.cuda or "").partition(".")[0]
     driver, runtime = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(f"libcudart.so.{major}")
-    redirect = runtime.cudaGraphExecMemcpyNodeSetParams1D
-    redirect.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_int]
     add, update = runtime.cudaGraphAddMemcpyNode1D, driver.cuStreamUpdateCaptureDependencies
-    for function in (redirect, add, update, driver.cuStreamGetCaptureInfo_v2):
+    for function in (add, update, driver.cuStreamGetCaptureInfo_v2):
         function.restype = _check
     return driver, runtime
 
@@ -65,9 +63,20 @@ def add(copies: Sequence[tuple[int, int, int]]) -> list[int]:
     return nodes
 
 
-def redirect_of(graph: torch.cuda.CUDAGraph) -> Callable[[int, int, int, int], object]:
-    """`redirect(node, to, origin, bytes)`: where a copy of later launches goes and comes from."""
+def redirect_of(
+    graph: torch.cuda.CUDAGraph, node: int, to: int, origin: int, size: int, *, inward: bool
+) -> Callable[[int], None]:
+    """`redirect(at)`: where a copy of later launches comes from, if it goes `inward`, or goes to."""
     function = _libraries()[1].cudaGraphExecMemcpyNodeSetParams1D
-    handle = graph.raw_cuda_graph_exec()
-    kind = _DEVICE_TO_DEVICE
-    return lambda node, to, origin, size: function(handle, node, to, origin, size, kind)
+    outer = c_void_p(origin if inward else to)
+    ends = (c_void_p(to), outer) if inward else (outer, c_void_p(origin))
+    exec_, copy = c_void_p(graph.raw_cuda_graph_exec()), c_void_p(node)
+    # Made once: ctypes takes a number three times as long to convert.
+    args = (exec_, copy, *ends, c_size_t(size), c_int(_DEVICE_TO_DEVICE))
+
+    def redirect(at: int) -> None:
+        outer.value = at
+        if code := function(*args):
+            _check(code)
+
+    return redirect
