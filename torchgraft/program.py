@@ -134,6 +134,8 @@ def captured(
     report = program.report
     if config.mode not in ("reduce-overhead", "max-autotune") or report.device != "cuda":
         return program.run
+    from torchgraft.native import executor
+
     return cuda.Captured(
         program.run,
         report=report,
@@ -143,6 +145,7 @@ def captured(
         fixed=fixed,
         refusal=lambda: why or refusal(program.plan),
         collective=bool(program.plan.collectives),
+        native=executor.capture(),
     )
 
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from models import CASES, Mlp
 from torch import Tensor, nn
 
 import torchgraft as graft
 from torchgraft.codegen import epilogue
+from torchgraft.run.cuda import IN_CPP
 
 pytestmark = pytest.mark.cuda
 
@@ -21,6 +23,13 @@ MODES = ["eager", "default", "reduce-overhead", "max-autotune"]
 def on_gpu(case: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     model, args = CASES[case]()
     return model.cuda(), tuple(arg.cuda() for arg in args)
+
+
+@pytest.fixture(params=["python", "native"], autouse=True)
+def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who replays what was captured."""
+    monkeypatch.setenv("TORCHGRAFT_EXECUTOR", request.param)
+    return request.param
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -34,6 +43,41 @@ def test_results_agree_with_eager(case: str, mode: str) -> None:
         torch.testing.assert_close(compiled(*fresh), want, rtol=1e-3, atol=1e-3)
     captured = mode in ("reduce-overhead", "max-autotune")
     assert not captured or not any("not captured" in note for note in compiled.report.notes)
+
+
+def test_who_replays_is_said(executor: str) -> None:
+    x = torch.randn(4, device="cuda")
+    compiled = graft.compile(torch.sin, (x,), mode="reduce-overhead")
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), x.sin())
+    assert (IN_CPP in compiled.report.notes) == (executor == "native")
+
+
+def test_one_row_calls_no_library() -> None:
+    """A step of decoding: one query, a cache with one new slot, products of one row."""
+    torch.manual_seed(0)
+    into, out = nn.Linear(64, 192), nn.Linear(64, 64)
+    model = nn.ModuleList([into, out]).half().cuda().requires_grad_(False)
+
+    def step(x: Tensor, keys: Tensor, values: Tensor, slot: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = model[0](x).view(1, 3, 4, 16).transpose(1, 2).unbind(2)
+        keys = keys.index_copy(2, slot, k[:, :, None])
+        values = values.index_copy(2, slot, v[:, :, None])
+        seen = (torch.arange(32, device="cuda") <= slot).view(1, 1, 1, 32)
+        y = F.scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=seen)
+        return model[1](y.reshape(1, 64)).relu(), keys, values
+
+    x = torch.randn(1, 64).half().cuda()
+    keys, values = torch.randn(2, 1, 4, 32, 16).half().cuda()
+    args = (x, keys, values, torch.tensor([7], device="cuda"))
+    compiled = graft.compile(step, args)
+    torch.testing.assert_close(compiled(*args), step(*args), rtol=1e-2, atol=1e-2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        compiled(*args)
+        torch.cuda.synchronize()
+    kernels = {event.name for event in seen.events() if event.device_type.name == "CUDA"}
+    assert kernels
+    assert all(name.startswith(("triton_", "Mem")) for name in kernels), kernels
 
 
 def test_a_captured_program_gives_fresh_outputs() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-
 is_capturing: Callable[[], bool] = getattr(
     torch._C, "_cuda_isCurrentStreamCapturing", lambda: False
 )

@@ -12,7 +12,7 @@ import importlib.util
 import json
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,13 @@ def module() -> Any:
     if found is None and choice == "native":
         raise NativeBuild("runtime", "it has no module for this Python; install Python's headers")
     return found
+
+
+def capture() -> Callable[..., _torch.Flat] | None:
+    """What captures a program as CUDA graphs, and replays them, in C++; None where it is not built,
+    or was built without CUDA's headers."""
+    found = module()
+    return found.capture if found is not None and found.captures else None
 
 
 def can_walk(plan: Plan, kernels: Iterable[Mapping[str, Any]]) -> bool:

@@ -23,6 +23,8 @@ MOST_SHAPES = 16
 AHEAD = 1 << 24
 """Bytes of outputs up to which those of the next call are made while this one runs."""
 
+IN_CPP = "its CUDA graphs are replayed in C++"
+
 
 class Captured:
     """Runs a program as one CUDA graph per input shape, one launch a call.
@@ -33,7 +35,8 @@ class Captured:
     captured runs as it is, and the report says why. With `alias_outputs` the outputs are the
     graph's own, good until the next call. `fixed` says that the caller compares sizes and strides
     with what was declared, so there is one shape. `refusal` says why the program cannot be
-    captured, or None; `collective`: other ranks take part.
+    captured, or None; `collective`: other ranks take part. `native` does the same in C++, where it
+    is built: what captures is Python's then, and what replays is not.
     """
 
     def __init__(
@@ -47,21 +50,39 @@ class Captured:
         fixed: bool = False,
         refusal: Callable[[], str | None] = lambda: None,
         collective: bool = False,
+        native: Callable[..., Flat] | None = None,
     ) -> None:
         self._run, self._static, self._written, self._report = run, static, written, report
         self._alias_outputs, self._fixed = alias_outputs, fixed
         self._refusal, self._collective = refusal, collective
+        self._native = None if collective else native
+        self._replay: Flat | None = None  # all of it in C++
         self._graphs: dict[Any, _Graph] = {}
         self._only: _Graph | None = None  # of a program with one shape
         self._lock = threading.Lock()
         self._refused = self._warm = False
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if self._replay is not None:
+            return self._replay(args)
         if self._refused or is_capturing():
             return self._run(args)
         with self._lock:
-            graph = self._only or self._graph_for(args)
+            graph = self._only or self._in_cpp(args) or self._graph_for(args)
             return self._run(args) if graph is None else graph(args)
+
+    def _in_cpp(self, args: Sequence[Any]) -> Flat | None:
+        if self._native is None or not all(type(arg) is int or _is_dense(arg) for arg in args):
+            return None
+        places = [str(arg.device) for arg in args if isinstance(arg, Tensor)]
+        if self._replay is None and places and not self._why_not(args):
+            edge = (self._static, self._written, self._alias_outputs)
+            self._replay = self._native(self._run, places[0], *edge, self._refuse)
+            self._report.notes.append(IN_CPP)
+        return self._replay
+
+    def _why_not(self, args: Sequence[Any]) -> str | None:
+        return ports.unavailable() or _uncapturable(args) or self._refusal()
 
     def _graph_for(self, args: list[Any]) -> _Graph | None:
         """The graph of these inputs' shapes; None where there can be none."""
@@ -92,7 +113,7 @@ class Captured:
         return index in self._static or (index in self._written and _span(arg) != arg.numel())
 
     def _capture(self, args: list[Any]) -> _Graph | None:
-        if why := ports.unavailable() or _uncapturable(args) or self._refusal():
+        if why := self._why_not(args):
             self._refuse(why)
             return None
         device = next((arg.device for arg in args if isinstance(arg, Tensor)), None)
@@ -267,6 +288,10 @@ def _twin(arg: Tensor) -> Tensor:
     """The same layout in memory of our own, whatever is between the elements included."""
     memory = arg.as_strided((_span(arg),), (1,)).clone()
     return memory.as_strided(arg.shape, arg.stride(), 0)
+
+
+def _is_dense(arg: Any) -> bool:
+    return isinstance(arg, Tensor) and arg.layout == torch.strided
 
 
 def _uncapturable(args: Sequence[Any]) -> str | None:

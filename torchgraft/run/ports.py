@@ -66,7 +66,7 @@ def add(copies: Sequence[tuple[int, int, int]]) -> list[int]:
 def redirect_of(
     graph: torch.cuda.CUDAGraph, node: int, to: int, origin: int, size: int, *, inward: bool
 ) -> Callable[[int], None]:
-    """`redirect(at)`: where a copy of later launches comes from, if it goes `inward`, or goes to."""
+    """`redirect(at)`: where copies of later launches come from if they go `inward`, or go to."""
     function = _libraries()[1].cudaGraphExecMemcpyNodeSetParams1D
     outer = c_void_p(origin if inward else to)
     ends = (c_void_p(to), outer) if inward else (outer, c_void_p(origin))

@@ -4,6 +4,8 @@
 
 namespace torchgraft {
 
+bool captures() { return false; }
+
 std::shared_ptr<Linked> captured(
     std::shared_ptr<Linked> program, c10::Device, Edge, std::function<void(const std::string&)> refused) {
   refused("this libtorchgraft was built where CUDA's headers were not found");
@@ -32,12 +34,13 @@ namespace torchgraft {
 namespace {
 
 constexpr size_t kMostShapes = 16;  // captured shapes of one program; the least recently used one goes
+constexpr int64_t kAhead = 1 << 24;  // bytes of outputs up to which those of the next call are made while this one runs
 
 // A graph of torch's. Its class has members only for some versions of CUDA, so that torch may have made it
 // larger than this file sees it: there is room for that.
 class Graph {
  public:
-  Graph() { new (room_) at::cuda::CUDAGraph(); }
+  Graph() { new (room_) at::cuda::CUDAGraph(true); }  // nodes can be told other addresses
   ~Graph() { get().~CUDAGraph(); }
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
@@ -99,29 +102,54 @@ int64_t span(const at::Tensor& tensor) {
   return reach;
 }
 
-// All of that, in one row.
-at::Tensor row(const at::Tensor& tensor) {
-  return tensor.as_strided({span(tensor)}, {1}, tensor.storage_offset());
-}
-
 bool same_memory(const at::Tensor& one, const at::Tensor& two) {
   return one.numel() && two.numel() && one.is_alias_of(two) && one.scalar_type() == two.scalar_type();
 }
 
-// Outputs that share memory, copied as one.
+int64_t bytes_of(const at::Tensor& tensor) { return span(tensor) * static_cast<int64_t>(tensor.element_size()); }
+
+bool same_layout(const at::Tensor& one, const at::Tensor& two) {
+  return one.storage_offset() == two.storage_offset() && one.sizes() == two.sizes() &&
+         one.strides() == two.strides();
+}
+
+// The same layout in memory of our own, whatever is between the elements included.
+at::Tensor twin(const at::Tensor& given) {
+  const at::Tensor row = given.as_strided({span(given)}, {1}, given.storage_offset());
+  return row.clone().as_strided(given.sizes(), given.strides());
+}
+
+// An input that the graph copies into its own memory, and back if it is written.
+struct Moved {
+  size_t input;
+  void *own, *at;
+  size_t bytes;
+  void *node = nullptr, *back = nullptr;
+};
+
+// Outputs that share memory: made as one tensor, of which each is a view.
 struct Group {
   std::vector<size_t> outputs;
   int64_t low = INT64_MAX, high = 0;
+  bool alike = true;
+  void *origin = nullptr, *node = nullptr, *at = nullptr;
+  size_t bytes = 0;
 };
 
-// The capture of one shape.
+// The capture of one shape. Copies at its edge are nodes of the graph, so that a call is one launch, and
+// CUDA itself runs launches of one graph in turns, on whatever stream they come.
 struct Shape {
   Graph graph;
-  std::vector<at::Tensor> inputs;       // the graph's own; a fixed one is the caller's
-  Values outputs;                       // the graph's own
-  std::vector<size_t> moved;            // inputs that are copied in
-  std::map<size_t, size_t> views;       // outputs that are views of an input
+  void* exec = nullptr;
+  Values inputs;                   // the graph's own; a fixed one is the caller's
+  Values outputs;                  // the graph's own
+  std::vector<Moved> moved;
+  std::map<size_t, size_t> views;  // outputs that are views of an input
   std::vector<Group> groups;
+  bool ahead = false;
+  Values ready;                    // outputs of the next call, made for this stream and mode
+  c10::StreamId stream = 0;
+  bool inference = false;
 };
 
 class Captured : public Linked {
@@ -129,13 +157,10 @@ class Captured : public Linked {
   Captured(std::shared_ptr<Linked> program, c10::Device device, Edge edge,
            std::function<void(const std::string&)> refused)
       : program_(std::move(program)), device_(device), edge_(std::move(edge)),
-        tell_(std::move(refused)), end_(device.type()) {}
+        tell_(std::move(refused)) {}
 
   ~Captured() override {
-    try {
-      end_.synchronize();  // memory of a graph that runs must stay
-    } catch (const std::exception&) {  // the device is gone, and the graph with it
-    }
+    if (!shapes_.empty()) done([&] { finish(); });
   }
 
   Values run(Values inputs) override {
@@ -143,18 +168,16 @@ class Captured : public Linked {
     const c10::Stream current = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
     if (!refused_ && !is_capturing(current)) {
       std::lock_guard<std::mutex> hold(lock_);
-      end_.block(current);  // copies around the graph wait for the call before, whatever its stream
-      if (Shape* shape = shape_of(inputs, current)) {
-        Values outputs = replay(*shape, inputs);
-        end_.record(current);
-        return outputs;
-      }
+      if (Shape* shape = shape_of(inputs, current)) return replay(*shape, inputs, current);
     }
     return program_->run(std::move(inputs));
   }
 
  private:
   using Key = std::vector<int64_t>;
+
+  // Memory of a graph that runs must stay.
+  void finish() const { c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index()); }
 
   // Whether the graph works on an input itself: what is between the elements of one that is written is
   // somebody else's, and must not be copied back.
@@ -165,6 +188,10 @@ class Captured : public Linked {
   Key key_of(const Values& inputs) const {
     Key key;
     for (size_t i = 0; i < inputs.size(); ++i) {
+      if (!inputs[i].isTensor()) {
+        key.push_back(inputs[i].toInt());
+        continue;
+      }
       const at::Tensor& given = inputs[i].toTensor();
       key.insert(key.end(), given.sizes().begin(), given.sizes().end());
       key.insert(key.end(), given.strides().begin(), given.strides().end());
@@ -176,8 +203,8 @@ class Captured : public Linked {
   // The graph of these inputs' shapes; null where there can be none.
   Shape* shape_of(const Values& inputs, const c10::Stream& current) {
     for (const c10::IValue& input : inputs)
-      if (!input.isTensor() || input.toTensor().device() != device_ ||
-          input.toTensor().layout() != at::kStrided)
+      if (!input.isInt() && (!input.isTensor() || input.toTensor().device() != device_ ||
+                             input.toTensor().layout() != at::kStrided))
         return refuse("an input is no dense tensor on " + device_.str());
     const Key key = key_of(inputs);
     for (auto it = shapes_.begin(); it != shapes_.end(); ++it) {
@@ -193,7 +220,7 @@ class Captured : public Linked {
       return refuse(error.what());
     }
     if (shapes_.size() > kMostShapes) {
-      end_.synchronize();
+      finish();
       shapes_.pop_back();
     }
     return shapes_.front().second.get();
@@ -226,20 +253,32 @@ class Captured : public Linked {
     try {
       const c10::StreamGuard on(side);
       for (size_t i = 0; i < given.size(); ++i) {
+        shape->inputs.push_back(given[i]);
+        if (!given[i].isTensor()) continue;
         const at::Tensor& theirs = given[i].toTensor();
-        const bool stay = stays(i, theirs);
-        if (!stay && theirs.numel()) shape->moved.push_back(i);
-        shape->inputs.push_back(
-            stay ? theirs : row(theirs).clone().as_strided(theirs.sizes(), theirs.strides()));
-        if (stay && edge_.written.count(i)) kept.emplace_back(theirs, theirs.clone());
+        if (!stays(i, theirs)) {
+          const at::Tensor own = twin(theirs);
+          shape->inputs.back() = own;
+          if (own.numel())
+            shape->moved.push_back(
+                {i, own.data_ptr(), theirs.data_ptr(), static_cast<size_t>(bytes_of(own))});
+        } else if (edge_.written.count(i)) {
+          kept.emplace_back(theirs, theirs.clone());
+        }
       }
-      const auto work = [&] {
-        return program_->run(Values(shape->inputs.begin(), shape->inputs.end()));
-      };
-      work();  // lazy loading and tuning must not meet the capture
+      program_->run(shape->inputs);  // lazy loading and tuning must not meet the capture
       device.synchronizeDevice(device_.index());
-      capture(shape->graph.get(), device_, [&] { shape->outputs = work(); });
-      note_outputs(*shape);
+      capture(shape->graph.get(), device_, [&] {
+        for (Moved& one : shape->moved) one.node = add_copy(side, one.own, one.at, one.bytes);
+        shape->outputs = program_->run(shape->inputs);
+        note_outputs(*shape);
+        for (Moved& one : shape->moved)
+          if (edge_.written.count(one.input)) one.back = add_copy(side, one.at, one.own, one.bytes);
+        for (Group& one : shape->groups)  // each launch is told where to
+          one.node = add_copy(side, one.origin, one.origin, one.bytes);
+      });
+      shape->graph.get().instantiate();
+      shape->exec = shape->graph.get().raw_cuda_graph_exec();
     } catch (...) {
       device.synchronizeDevice(device_.index());
       restore();
@@ -265,14 +304,23 @@ class Captured : public Linked {
       const at::Tensor& out = shape.outputs[i].toTensor();
       if (out.layout() != at::kStrided || out.device() != device_)
         throw Error("a result is no dense tensor on " + device_.str());
-      const auto of = std::find_if(shape.inputs.begin(), shape.inputs.end(), [&](const at::Tensor& in) {
-        return same_memory(out, in);
+      const auto of = std::find_if(shape.inputs.begin(), shape.inputs.end(), [&](const c10::IValue& in) {
+        return in.isTensor() && same_memory(out, in.toTensor());
       });
       if (of != shape.inputs.end())
         shape.views[i] = of - shape.inputs.begin();
       else if (out.numel() && !edge_.alias_outputs)
         add_to_group(shape, i, out);
     }
+    int64_t all = 0;
+    for (Group& group : shape.groups) {
+      const at::Tensor& first = shape.outputs[group.outputs[0]].toTensor();
+      const int64_t size = first.element_size();
+      group.origin = static_cast<char*>(first.data_ptr()) - (first.storage_offset() - group.low) * size;
+      group.bytes = (group.high - group.low) * size;
+      all += group.bytes;
+    }
+    shape.ahead = all <= kAhead;
   }
 
   static void add_to_group(Shape& shape, size_t i, const at::Tensor& out) {
@@ -281,31 +329,53 @@ class Captured : public Linked {
     });
     if (group == shape.groups.end()) group = shape.groups.emplace(group);
     group->outputs.push_back(i);
+    group->alike &= same_layout(out, shape.outputs[group->outputs[0]].toTensor());
     group->low = std::min(group->low, out.storage_offset());
     group->high = std::max(group->high, out.storage_offset() + span(out));
   }
 
-  Values replay(Shape& shape, const Values& given) const {
-    for (size_t i : shape.moved) row(shape.inputs[i]).copy_(row(given[i].toTensor()), true);
-    shape.graph.get().replay();
+  // Outputs of the next launch.
+  static Values made(Shape& shape) {
     Values results = shape.outputs;
-    for (const Group& group : shape.groups) {
+    for (Group& group : shape.groups) {
       const at::Tensor& first = shape.outputs[group.outputs[0]].toTensor();
-      const at::Tensor made = first.as_strided({group.high - group.low}, {1}, group.low).clone();
+      const at::Tensor base =
+          group.alike ? at::empty_strided(first.sizes(), first.strides(), first.options())
+                      : at::empty_strided({group.high - group.low}, {1}, first.options());
+      group.at = base.data_ptr();
       for (size_t i : group.outputs) {
         const at::Tensor& out = shape.outputs[i].toTensor();
-        results[i] = made.as_strided(out.sizes(), out.strides(), out.storage_offset() - group.low);
+        results[i] = group.alike ? base
+                                 : base.as_strided(out.sizes(), out.strides(), out.storage_offset() - group.low);
       }
     }
-    for (size_t i : shape.moved)
-      if (edge_.written.count(i)) row(given[i].toTensor()).copy_(row(shape.inputs[i]), true);
+    return results;
+  }
+
+  static Values replay(Shape& shape, const Values& given, const c10::Stream& current) {
+    const bool inference = c10::InferenceMode::is_enabled();
+    Values results = std::move(shape.ready);
+    shape.ready.clear();
+    if (results.empty() || current.id() != shape.stream || inference != shape.inference) results = made(shape);
+    for (const Group& one : shape.groups) redirect(shape.exec, one.node, one.at, one.origin, one.bytes);
+    for (Moved& one : shape.moved) {
+      void* const at = given[one.input].toTensor().data_ptr();
+      if (at == one.at) continue;
+      redirect(shape.exec, one.node, one.own, at, one.bytes);
+      if (one.back) redirect(shape.exec, one.back, at, one.own, one.bytes);
+      one.at = at;
+    }
+    shape.graph.get().replay();
     for (const auto& [i, source] : shape.views) {  // of what the caller has, not of the graph's copy
       const at::Tensor& out = shape.outputs[i].toTensor();
-      const at::Tensor& theirs = given[source].toTensor();
-      const int64_t offset =
-          out.storage_offset() - shape.inputs[source].storage_offset() + theirs.storage_offset();
-      results[i] = theirs.as_strided(out.sizes(), out.strides(), offset);
+      const at::Tensor &own = shape.inputs[source].toTensor(), &theirs = given[source].toTensor();
+      const int64_t offset = out.storage_offset() - own.storage_offset() + theirs.storage_offset();
+      results[i] =
+          same_layout(out, own) ? theirs : theirs.as_strided(out.sizes(), out.strides(), offset);
     }
+    if (shape.ahead) shape.ready = made(shape);  // beside the device's work
+    shape.stream = current.id();
+    shape.inference = inference;
     return results;
   }
 
@@ -315,11 +385,12 @@ class Captured : public Linked {
   std::function<void(const std::string&)> tell_;
   std::atomic<bool> refused_{false};
   std::mutex lock_;
-  c10::Event end_;  // of the last call
   std::list<std::pair<Key, std::unique_ptr<Shape>>> shapes_;  // the last used one first
 };
 
 }  // namespace
+
+bool captures() { return true; }
 
 std::shared_ptr<Linked> captured(
     std::shared_ptr<Linked> program, c10::Device device, Edge edge,

@@ -14,6 +14,9 @@ struct Edge {
   bool alias_outputs = false;  // outputs are the graph's own, good until the next call
 };
 
+// Whether this was built with CUDA's headers.
+bool captures();
+
 // The program, captured at the first call of a shape and replayed. Where that cannot be, it runs as it
 // is, and `refused` is told why, once.
 std::shared_ptr<Linked> captured(

@@ -67,4 +67,33 @@ bool is_capturing(const c10::Stream& stream) {
   return status != 0;
 }
 
+constexpr int kDeviceToDevice = 3;        // cudaMemcpyDeviceToDevice
+constexpr unsigned kSetDependencies = 1;  // CU_STREAM_SET_CAPTURE_DEPENDENCIES
+
+void* add_copy(const c10::Stream& stream, void* to, const void* from, size_t bytes) {
+  static const auto about = driver<int (*)(void*, int*, uint64_t*, void**, void* const**, size_t*)>(
+      "cuStreamGetCaptureInfo_v2");
+  static const auto add =
+      runtime<int (*)(void**, void*, void* const*, size_t, void*, const void*, size_t, int)>(
+          "cudaGraphAddMemcpyNode1D");
+  static const auto then =
+      driver<int (*)(void*, void**, size_t, unsigned)>("cuStreamUpdateCaptureDependencies");
+  int status = 0;
+  uint64_t number = 0;
+  void *graph = nullptr, *node = nullptr;
+  void* const* before = nullptr;
+  size_t count = 0;
+  void* const handle = stream.native_handle();
+  check(about(handle, &status, &number, &graph, &before, &count), "cuStreamGetCaptureInfo");
+  check(add(&node, graph, before, count, to, from, bytes, kDeviceToDevice), "cudaGraphAddMemcpyNode1D");
+  check(then(handle, &node, 1, kSetDependencies), "cuStreamUpdateCaptureDependencies");
+  return node;
+}
+
+void redirect(void* exec, void* node, void* to, const void* from, size_t bytes) {
+  static const auto set = runtime<int (*)(void*, void*, void*, const void*, size_t, int)>(
+      "cudaGraphExecMemcpyNodeSetParams1D");
+  check(set(exec, node, to, from, bytes, kDeviceToDevice), "cudaGraphExecMemcpyNodeSetParams1D");
+}
+
 }  // namespace torchgraft

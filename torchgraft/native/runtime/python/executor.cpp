@@ -1,15 +1,17 @@
-// The executor for Python: a module with one function, `link`, which gives functions.
+// The executor for Python: a module whose functions give functions.
 //
 //   run = link(text, number, values, programs, libraries, device)
+//   run = capture(program, device, fixed, written, alias_outputs, refused)
 //   outputs = run(inputs)
 //
 // `text` is an entry of `programs` as a package has it, `values` are the tensors it is bound to,
-// `programs` the runs of the entries before it. The list of inputs is emptied.
+// `programs` the runs of the entries before it. `program` is such a function, of Python's; see
+// graft/capture.h for what it is captured with. The list of inputs is emptied.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "graft/link.h"
+#include "graft/capture.h"
 
 namespace {
 
@@ -83,7 +85,39 @@ void drop(PyObject* capsule) {
   delete held;
 }
 
+// A program that Python runs.
+class Called : public Linked {
+ public:
+  explicit Called(py::object program) : program_(std::move(program)) {}
+
+  ~Called() override {
+    const pybind11::gil_scoped_acquire hold;
+    program_ = py::object();
+  }
+
+  Values run(Values inputs) override {
+    const pybind11::gil_scoped_acquire hold;
+    py::list given(inputs.size());
+    for (size_t i = 0; i < inputs.size(); ++i)
+      PyList_SET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i), to_python(inputs[i]));
+    inputs.clear();
+    Values outputs;
+    for (const py::handle made : program_(given)) outputs.push_back(from_python(made.ptr()));
+    return outputs;
+  }
+
+ private:
+  py::object program_;
+};
+
 PyMethodDef kRun = {"run", run, METH_O, "Run a program: the list of its inputs in, its outputs out."};
+
+py::object function(Shared linked) {
+  const auto capsule =
+      py::reinterpret_steal<py::object>(PyCapsule_New(new Shared(std::move(linked)), kName, drop));
+  if (!capsule) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&kRun, capsule.ptr()));
+}
 
 py::object link_part(
     const std::string& text, size_t number, const std::vector<at::Tensor>& values,
@@ -94,10 +128,18 @@ py::object link_part(
   const torchgraft::Place place{c10::Device(device)};
   const auto part = torchgraft::parse_part(
       torchgraft::json::parse(text), number, values.size(), place, libraries);
-  auto* made = new Shared(torchgraft::link(part, Values(values.begin(), values.end()), linked, place.device));
-  const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(made, kName, drop));
-  if (!capsule) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(PyCFunction_New(&kRun, capsule.ptr()));
+  return function(torchgraft::link(part, Values(values.begin(), values.end()), linked, place.device));
+}
+
+py::object capture(
+    py::object program, const std::string& device, const std::set<size_t>& fixed,
+    const std::set<size_t>& written, bool alias_outputs, py::object refused) {
+  const auto tell = [refused = std::make_shared<py::object>(std::move(refused))](const std::string& why) {
+    const pybind11::gil_scoped_acquire hold;
+    (*refused)(why);
+  };
+  return function(torchgraft::captured(
+      std::make_shared<Called>(std::move(program)), c10::Device(device), {fixed, written, alias_outputs}, tell));
 }
 
 }  // namespace
@@ -105,4 +147,6 @@ py::object link_part(
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "Plans walked by C++.";
   module.def("link", &link_part);
+  module.def("capture", &capture);
+  module.attr("captures") = torchgraft::captures();
 }
