@@ -288,19 +288,25 @@ def test_a_device_that_there_is_not(saved: Any) -> None:
 # --- C++, no Python in the process ---
 
 
+def _built(source: str, target: str, *more: str) -> Path:
+    """A program of a CMake project, built as a user builds it; once for several processes."""
+    root, tools = runtime(), driver._tools("tests")
+    folder = root.path.with_name(f"{root.path.name}-{target}")
+    configure = [
+        *(tools.cmake, "-S", str(ROOT / source), "-B", str(folder), "-G", tools.generator),
+        *(f"-DCMAKE_CXX_COMPILER={tools.cxx}", f"-Dtorchgraft_DIR={root.cmake}", *more),
+    ]
+    with driver.locked(folder.with_suffix(".lock")):
+        for command in (configure, [tools.cmake, "--build", str(folder), "--target", target]):
+            done = process.run(command)
+            assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return folder / target
+
+
 @pytest.fixture(scope="module")
 def run_package() -> Path:
-    """`examples/cpp/run_package.cpp`, built as a user builds it."""
-    root, tools = runtime(), driver._tools("tests")
-    folder = root.path.with_name(f"{root.path.name}-examples")
-    configure = [
-        *(tools.cmake, "-S", str(ROOT / "examples/cpp"), "-B", str(folder), "-G", tools.generator),
-        *(f"-DCMAKE_CXX_COMPILER={tools.cxx}", f"-Dtorchgraft_DIR={root.cmake}"),
-    ]
-    for command in (configure, [tools.cmake, "--build", str(folder), "--target", "run_package"]):
-        done = process.run(command)
-        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    return folder / "run_package"
+    """`examples/cpp/run_package.cpp`."""
+    return _built("examples/cpp", "run_package")
 
 
 def _run(*command: object) -> subprocess.CompletedProcess[str]:
@@ -368,19 +374,10 @@ def counted() -> Any:
 
 @pytest.fixture(scope="module")
 def calls() -> Path:
-    """`tests/cpp/calls.cpp`, built."""
-    root, tools = runtime(), driver._tools("tests")
-    folder = root.path.with_name(f"{root.path.name}-calls")
-    flags = ";".join([*driver.FLAGS, "-include", str(driver._header(tools))])
-    configure = [
-        *(tools.cmake, "-S", str(ROOT / "tests/cpp"), "-B", str(folder), "-G", tools.generator),
-        *(f"-DCMAKE_CXX_COMPILER={tools.cxx}", f"-Dtorchgraft_DIR={root.cmake}"),
-        *(f"-DGRAFT_FLAGS={flags}", f"-DGRAFT_SOURCE={driver.SOURCE}"),
-    ]
-    for command in (configure, [tools.cmake, "--build", str(folder), "--target", "calls"]):
-        done = process.run(command)
-        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    return folder / "calls"
+    """`tests/cpp/calls.cpp`."""
+    header = driver._header(driver._tools("tests"))
+    flags = ";".join([*driver.FLAGS, "-include", str(header)])
+    return _built("tests/cpp", "calls", f"-DGRAFT_FLAGS={flags}", f"-DGRAFT_SOURCE={driver.SOURCE}")
 
 
 def called(calls: Path, path: Path, rounds: int, *shapes: str) -> dict[str, Any]:
