@@ -246,8 +246,8 @@ def gcc_flags(*, library: bool = False) -> Iterator[None]:
         compile_flags, link_flags = original(compiler, *args, **kwargs)
         if _takes(compiler, *(f"--{flag}" for flag in _SCALARS)):
             compile_flags = [*compile_flags, *(f"-{flag}" for flag in _SCALARS)]
-        if library and _takes(compiler, "-shared", f"-{_SHARED}", link=True):
-            link_flags = [*link_flags, _SHARED]
+        if library:
+            link_flags = [*link_flags, *(flag[1:] for flag in shared_cxx(compiler))]
         return compile_flags, link_flags
 
     cpp_builder._get_optimization_cflags = flags  # type: ignore[assignment]
@@ -257,10 +257,17 @@ def gcc_flags(*, library: bool = False) -> Iterator[None]:
         cpp_builder._get_optimization_cflags = original
 
 
-_SHARED = "l:libstdc++.so.6"
-"""A compiler that finds the C++ library only as an archive gives each library a copy of it. Two
-copies in a process share half of their state: AOTInductor's constructor for CUDA, which uses a
-stream of characters, then ends the process."""
+def shared_cxx(compiler: str) -> list[str]:
+    """The flags that link a library to the C++ library which all others have.
+
+    A compiler that finds it only as an archive gives each library a copy. Two copies in a process
+    share half of their state: a regular expression, as in AOTInductor's constructor for CUDA, then
+    ends the process.
+    """
+    return [_SHARED] if _takes(compiler, "-shared", _SHARED, link=True) else []
+
+
+_SHARED = "-l:libstdc++.so.6"
 
 
 @functools.cache

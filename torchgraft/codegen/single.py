@@ -79,9 +79,6 @@ class _Writer:
             value = self(aten._to_copy.default, value, dtype=dtype)
         return self(aten.reshape.default, value, shape)
 
-    def settled(self, value: Node) -> Node:
-        return self.held(value)
-
     def held(self, value: Node) -> Node:
         """A value that is computed once, not again for each number that it is multiplied with."""
         return self(generator.laid_out(), value, list(value.meta["val"].stride()))
@@ -107,7 +104,7 @@ def _product(write: _Writer, *args: Node, **kwargs: Any) -> Node | None:
     total = write(aten.sum.dim_IntList, parts, [-1])
     if bias:
         total = write(aten.add.Tensor, total, write.wide(bias[0]))
-    return write.settled(write.result(total, data, [*x.shape[:-1], w.shape[-1]]))
+    return write.held(write.result(total, data, [*x.shape[:-1], w.shape[-1]]))
 
 
 def _attention(

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch.utils import cpp_extension
 
+from torchgraft._torch import generator
 from torchgraft.errors import BadValue, KernelBuild
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
@@ -268,6 +269,8 @@ def compile_library(
     libraries = ["-lc10", "-ltorch_cpu", "-ltorch"]
     if cuda:
         libraries += ["--cudart=shared", "-lc10_cuda", "-ltorch_cuda"]
+    host = shutil.which("c++") or "g++" if cuda else line[0]
+    libraries += [part for flag in generator.shared_cxx(host) for part in ("-Xlinker", flag)]
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         names = (f"unit.{'cu' if cuda else 'cpp'}", "unit.so", "unit.d")
         unit, made, needs = (pathlib.Path(scratch, name) for name in names)
