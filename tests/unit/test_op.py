@@ -663,6 +663,7 @@ def test_processes_that_build_at_once_wait_for_each_other(tmp_path: pathlib.Path
         f"#!{sys.executable}\n"
         "import pathlib, sys, time\n"
         "if '--version' in sys.argv: sys.exit()\n"
+        "if '-' in sys.argv: sys.exit(1)  # asked what it takes\n"
         f"with open({str(tmp_path / 'runs')!r}, 'a') as log: log.write('run\\n')\n"
         "time.sleep(0.3)\n"
         "pathlib.Path(sys.argv[sys.argv.index('-o') + 1]).write_text('built')\n"
