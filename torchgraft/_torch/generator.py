@@ -109,6 +109,11 @@ def compile_graph(
     settings: dict[str, Any] = {}
     if frozen:
         settings |= {"freezing": True, "freezing_discard_parameters": False}
+        if _device(gm, inputs).type == "cpu":
+            # Packed weights cannot be cached; before it finds one, Inductor lists the others,
+            # number by number, for a key. And those that generated code packs would be taken for
+            # any of their type: torch (to 2.13) has folded ones in the key by type alone.
+            settings["fx_graph_cache"] = False
     with (
         products(generates),
         config.patch({**settings, **options}),
@@ -125,6 +130,8 @@ def compile_graph(
             if finish is not None and extra["layout_opt"]:
                 finish(gm)
         rebase(gm)
+        if frozen:
+            by_type(gm)
         output = next(iter(reversed(gm.graph.nodes)))
         output.meta["user_visible_output_idxs"] = [
             i for i, value in enumerate(output.args[0]) if isinstance(value, Node)
@@ -365,6 +372,18 @@ def rebase(
             copy = held.as_strided((span,), (1,)).clone().as_strided(held.shape, held.stride())
             told(gm, node, copy)
             setattr(gm, node.target, copy)
+
+
+def by_type(gm: GraphModule, device: str = "cuda") -> None:
+    """Let constants count by their types in Inductor's cache, and be bound to its code when that is
+    found there. By value, each number of each weight is listed for a key: half a minute for GPT-2.
+    Nothing is packed on CUDA, so no other constant has their values in it."""
+    for node in gm.graph.find_nodes(op="get_attr"):
+        held = getattr(gm, node.target)
+        if isinstance(held, Tensor) and held.device.type == device:
+            alias = held.detach()  # the caller's own tensor is not marked
+            alias._is_frozen_param = True  # type: ignore[attr-defined]
+            setattr(gm, node.target, alias)
 
 
 def is_intel() -> bool:
