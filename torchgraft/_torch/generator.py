@@ -376,7 +376,7 @@ def rebase(
 
 def by_type(gm: GraphModule, device: str = "cuda") -> None:
     """Let constants count by their types in Inductor's cache, and be bound to its code when that is
-    found there. By value, each number of each weight is listed for a key: half a minute for GPT-2.
+    found there. By value, each number is listed for a key: 163 million of them take 16 s.
     Nothing is packed on CUDA, so no other constant has their values in it."""
     for node in gm.graph.find_nodes(op="get_attr"):
         held = getattr(gm, node.target)

@@ -91,6 +91,7 @@ class Captured:
         if graph is not None:
             self._graphs[key] = graph  # the last one, so the last to go
             if len(self._graphs) > MOST_SHAPES:
+                torch.cuda.synchronize()  # the memory of a graph that runs must stay
                 del self._graphs[next(iter(self._graphs))]
             if self._fixed and graph.is_free:
                 self._only = graph
