@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,3 +123,19 @@ def test_other_writes_stay() -> None:
     rows = loops(Call(whole), old, one, torch.randn(6))
     for gm in (several, summed, rows):
         assert aten.index_put.default in targets(gm)
+
+
+@pytest.mark.slow
+def test_a_package_lays_out_new_weights_as_the_loops_want_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(single, "as_loops", functools.partial(single.as_loops, device="cpu"))
+    model, x = Call(torch.mm, torch.randn(24, 40)), torch.randn(1, 24)
+    compiled = graft.compile(model, (x,))
+    torch.testing.assert_close(compiled(x), model(x))
+    compiled.save(tmp_path / "model.graft")
+    other = Call(torch.mm, torch.randn(24, 40))
+    loaded = graft.load(tmp_path / "model.graft", weights=other.state_dict())
+    torch.testing.assert_close(loaded(x), other(x))
+    compiled.load_state_dict(other.state_dict())
+    torch.testing.assert_close(compiled(x), other(x))
