@@ -10,6 +10,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "graft/action.h"
 #include "graft/capture.h"
 #include "graft/folder.h"
 #include "graft/link.h"
@@ -285,7 +286,9 @@ struct Program::Body {
     return captured(program, place.device, gear.edge, refused);
   }
 
-  Values run(const std::vector<at::Tensor>& given) const {
+  // A call; it gives tensors or values. Generated code alone takes and gives tensors as they are.
+  template <typename Outputs>
+  Outputs run(const std::vector<at::Tensor>& given) const {
     const size_t number = fitting(given);
     const Gear& gear = *gears[number];
     const auto& specs = gear.signature.tensors;
@@ -298,7 +301,7 @@ struct Program::Body {
                      "Call it under torch.no_grad(), or pass " + specs[i]->name + ".detach()."}
                   .text());
     Quiet quiet;
-    Values inputs;
+    std::vector<at::Tensor> inputs;
     inputs.reserve(given.size() + gear.states.size());
     std::vector<std::pair<size_t, at::Tensor>> copied;  // inputs that the program has a copy of
     for (size_t i = 0; i < given.size(); ++i) {
@@ -312,7 +315,7 @@ struct Program::Body {
       linked = programs;
       for (const std::string& state : gear.states) inputs.emplace_back(stored.at(state));
     }
-    Values outputs = (*linked)[parts.size() + number]->run(std::move(inputs));
+    Outputs outputs = called<Outputs>(*(*linked)[parts.size() + number], std::move(inputs));
     for (const auto& [i, used] : copied) {
       if (specs[i]->mutated) given[i].detach().copy_(used);
       for (const View& view : gear.views)  // of what the caller has, not of its copy
@@ -321,10 +324,38 @@ struct Program::Body {
     return outputs;
   }
 
-  static c10::IValue viewed(Linked& program, const std::vector<at::Tensor>& given) {
+  template <typename Outputs>
+  static Outputs called(Linked& program, std::vector<at::Tensor> inputs) {
+    if (const Region* region = program.region()) {
+      std::vector<at::Tensor> made = region->call(inputs);
+      if constexpr (std::is_same_v<Outputs, Values>)
+        return Values(std::make_move_iterator(made.begin()), std::make_move_iterator(made.end()));
+      else
+        return made;
+    }
+    Values made = program.run(
+        Values(std::make_move_iterator(inputs.begin()), std::make_move_iterator(inputs.end())));
+    if constexpr (std::is_same_v<Outputs, Values>) {
+      return made;
+    } else {
+      std::vector<at::Tensor> tensors;
+      tensors.reserve(made.size());
+      for (c10::IValue& value : made) {
+        if (value.isTensor())
+          tensors.push_back(std::move(value).toTensor());
+        else if (value.isNone())
+          tensors.emplace_back();
+        else
+          tensors.push_back(at::scalar_tensor(value.toScalar()));
+      }
+      return tensors;
+    }
+  }
+
+  static at::Tensor viewed(Linked& program, const std::vector<at::Tensor>& given) {
     Values inputs;
     for (const at::Tensor& one : given) inputs.emplace_back(one.detach());
-    return program.run(std::move(inputs)).at(0);
+    return program.run(std::move(inputs)).at(0).toTensor();
   }
 
   // The place of the gear that takes these.
@@ -371,18 +402,7 @@ Program::Body& Program::body() const {
 }
 
 std::vector<at::Tensor> Program::forward(const std::vector<at::Tensor>& inputs) const {
-  std::vector<at::Tensor> made;
-  Values outputs = body().run(inputs);
-  made.reserve(outputs.size());
-  for (c10::IValue& value : outputs) {
-    if (value.isTensor())
-      made.push_back(std::move(value).toTensor());
-    else if (value.isNone())
-      made.emplace_back();
-    else
-      made.push_back(at::scalar_tensor(value.toScalar()));
-  }
-  return made;
+  return body().run<std::vector<at::Tensor>>(inputs);
 }
 
 c10::IValue Program::operator()(
@@ -408,7 +428,7 @@ c10::IValue Program::operator()(
       tensors.push_back(leaves[i].toTensor());
     }
   }
-  Values outputs = body().run(tensors);
+  Values outputs = body().run<Values>(tensors);
   size_t next = 0;
   return unflatten(signature.out_tree, outputs, next);
 }
