@@ -22,7 +22,7 @@ from torchgraft.codegen.once import once
 from torchgraft.codegen.regions import ATEN, GENERATED, KERNEL, Place, Unit
 from torchgraft.comm.ops import is_collective, kind_of
 from torchgraft.config import Config
-from torchgraft.errors import ResultChanged, first_line
+from torchgraft.errors import BadMarker, OrderCycle, ResultChanged, UnorderedUse, first_line
 from torchgraft.fx import alias, dialect, label, meta
 from torchgraft.fx.edit import target_name
 from torchgraft.fx.mark import in_fallback
@@ -145,15 +145,15 @@ class Linker:
         places: dict[Node, Place] = {}
         for target in _torch.control_flow():
             for node in self.gm.graph.find_nodes(op="call_function", target=target):
-                if self.config.mode == "eager" or in_fallback(node):
+                if in_fallback(node):
                     continue
                 graphs = [n for n in node.all_input_nodes if n.op == "get_attr"]
                 try:
                     for graph in graphs:
                         if isinstance(meta.attribute(self.gm, str(graph.target)), GraphModule):
                             self.branch(str(graph.target))
-                except ResultChanged:
-                    raise
+                except (ResultChanged, BadMarker, OrderCycle, UnorderedUse):
+                    raise  # what somebody wrote, and not what we cannot do
                 except Exception as error:
                     why = f"a branch could not be compiled: {first_line(error)}"
                     log.debug("torchgraft: %s", why, exc_info=True)

@@ -85,7 +85,7 @@ UNARY(logical_not, NOT)
 UNARY(sign, SIGN)
 
 #define REDUCE(name, kind, axes, keep) \
-  CONVERTER(name, { return net->AddReduce(x, ReduceOperation::kind, axes, keep); })
+  CONVERTER(name, { return net->AddReduceLayer(x, ReduceOperation::kind, axes, keep); })
 REDUCE(sum_all, SUM, {}, false)
 REDUCE(mean_keep, MEAN, (std::vector<int64_t>{-1}), true)
 REDUCE(max_two, MAX, (std::vector<int64_t>{0, 1}), false)
@@ -132,14 +132,14 @@ CONVERTER(avg_pool, {
   return layer;
 })
 CONVERTER(shuffle, {
-  auto* layer = net->AddShuffle(x);
+  auto* layer = net->AddShuffleLayer(x);
   layer->SetFirstTranspose({1, 0});
   layer->SetReshapeDimensions(Dims{0, 2, -1});
   layer->SetSecondTranspose({2, 0, 1});
   return layer;
 })
-CONVERTER(shape, { return net->AddShape(x); })
-CONVERTER(clip, { return net->AddClip(x, -0.5, 0.25); })
+CONVERTER(shape, { return net->AddShapeLayer(x); })
+CONVERTER(clip, { return net->AddClipLayer(x, -0.5, 0.25); })
 CONVERTER(quantize, {
   auto* layer = net->AddQuantizeLayer(x, 40.0);
   layer->SetOffset(3.0);
@@ -153,7 +153,7 @@ CONVERTER(quantize_unsigned, {
 CONVERTER(dequantize, {
   auto* whole = net->AddQuantize(x, 40.0);
   whole->SetOffset(3.0);
-  auto* layer = net->AddDequantize(whole->GetOutput(0), 40.0);
+  auto* layer = net->AddDequantizeLayer(whole->GetOutput(0), 40.0);
   layer->SetOffset(3.0);
   return layer;
 })
@@ -164,13 +164,13 @@ CONVERTER(cumsum_back, {
   layer->SetReverse(true);
   return layer;
 })
-CONVERTER(softmax, { return net->AddSoftmax(x, -1); })
-CONVERTER(concat, { return net->AddConcat({x, y, x}, -1); })
-CONVERTER(slice, { return net->AddSlice(x, Dims{1, 0}, Dims{2, 2}, Dims{1, 2}); })
+CONVERTER(softmax, { return net->AddSoftmaxLayer(x); })
+CONVERTER(concat, { return net->AddConcatLayer({x, y, x}, -1); })
+CONVERTER(slice, { return net->AddSliceLayer(x, {1, 0}, {2, 2}, {1, 2}); })
 CONVERTER(gather, {
-  return net->AddGather(x, net->AddConstant(Dims{2, 2}, WeightsBuf(at::tensor({0, 2, 1, 0}, at::kLong)))->GetOutput(0), 1);
+  return net->AddGatherLayer(x, net->AddConstant(Dims{2, 2}, WeightsBuf(at::tensor({0, 2, 1, 0}, at::kLong)))->GetOutput(0), 1);
 })
-CONVERTER(cast, { return net->AddCast(x, DataType::FLOAT16); })
+CONVERTER(cast, { return net->AddCastLayer(x, DataType::FLOAT16); })
 CONVERTER(constant, {
   const float values[] = {1.5f, -2.5f, 3.5f};
   auto* held = net->AddConstantLayer(Dims{3}, WeightsBuf(values, DataType::FLOAT, 3));

@@ -487,3 +487,46 @@ def test_memory_is_kept_within_what_was_granted() -> None:
     assert hazards(tight.plan) == []
     torch.testing.assert_close(tight(big), model(big))
     torch.testing.assert_close(free(big), model(big))
+
+
+def _in_a_branch(x: Tensor) -> Tensor:
+    def yes(x: Tensor) -> Tensor:
+        with graft.stream("side"):
+            y = x @ x
+        return y + x.cos()
+
+    return torch.cond(x.sum() > 0, yes, lambda x: x - 1, (x,))
+
+
+def _marked_in_a_branch(x: Tensor) -> Tensor:
+    def yes(x: Tensor) -> Tensor:
+        torch.ops.air.scope_enter(["_user_stream_label"], ["side"])
+        y = x @ x
+        torch.ops.air.scope_exit()
+        return y + x.cos()
+
+    return torch.cond(x.sum() > 0, yes, lambda x: x - 1, (x,))
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("default", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", [_in_a_branch, _marked_in_a_branch])
+def test_streams_in_branches(model: Any, mode: str) -> None:
+    x = torch.eye(4)
+    compiled = graft.compile(model, (x,), mode=mode)
+    streams = {node.node: node.stream for node in compiled.report.nodes}
+    assert streams["true_graph_0/mm"] == "side"
+    assert {stream for name, stream in streams.items() if not name.endswith("/mm")} == {"main"}
+    for given in (x, -x):
+        torch.testing.assert_close(compiled(given), model(given))
+
+
+def test_a_marker_in_a_branch_without_meaning_is_an_error() -> None:
+    def open_scope(x: Tensor) -> Tensor:
+        def yes(x: Tensor) -> Tensor:
+            torch.ops.air.scope_enter(["_user_stream_label"], ["side"])
+            return x @ x
+
+        return torch.cond(x.sum() > 0, yes, lambda x: x - 1, (x,))
+
+    with pytest.raises(BadMarker, match=r"test_semantics.py:\d+: the scope is never"):
+        graft.compile(open_scope, (torch.eye(4),), mode="eager")

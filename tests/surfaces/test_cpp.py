@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -263,6 +264,48 @@ print(after.report.conversions, torch.equal(after(x), fn(x)), after(x).dtype)
     ]
 
 
+def test_the_page_shows_what_the_examples_have() -> None:
+    sources = [path.read_text() for path in (ROOT / "examples/cpp").glob("*.cpp")]
+    blocks = re.findall(r"```cpp\n(.*?)```", (ROOT / "docs/cpp.md").read_text(), re.DOTALL)
+    for block in blocks:
+        lines = {line.strip() for line in block.splitlines()} - {""}
+        assert any(all(line in source for line in lines) for source in sources), block
+    assert len(blocks) == 4
+
+
+def test_a_library_that_was_built_again_misses_the_cache(
+    built: Path, tmp_path: Path, root: driver.Root
+) -> None:
+    said = []
+    for name in ("libcumsum_converter.so", "libquantize_pass.so"):
+        library = tmp_path / name
+        for more in (b"", b"", b"built again"):  # what follows a library's own bytes is not read
+            library.write_bytes((built / "examples" / name).read_bytes() + more)
+            said.append(
+                _python(
+                    f"""
+import ctypes, torch, torchgraft as graft
+from torchgraft.native import bridge
+bridge.load()
+ctypes.CDLL({str(library)!r})
+def fn(x):
+    return torch.clamp(torch.round(torch.cumsum(x, 0) * 8.8 + 1.1), -128, 127)
+fields = dict(mode="eager", cache_dir={str(tmp_path / "cache" / name)!r})
+print(graft.compile(fn, (torch.randn(5, 5),), **fields).report.notes[-1])
+""",
+                    root,
+                ).strip()
+            )
+    hit = "cache hit: nothing was compiled"
+    assert said[0] == said[3] == "cache miss: the cache is empty"
+    assert said[1] == said[4] == hit
+    assert said[2] == (
+        "cache miss: nearest entry differs in passes: "
+        "aten.cumsum.default converter 0 aten::cumsum of libcumsum_converter.so changed"
+    )
+    assert "custom_pass_1 of libquantize_pass.so changed" in said[5]
+
+
 def test_a_module_is_compiled_in_a_cpp_program(
     built: Path, tmp_path: Path, root: driver.Root
 ) -> None:
@@ -368,6 +411,36 @@ def test_errors_have_the_same_sentences(built: Path, package: Path, tmp_path: Pa
         mine, theirs = done.stderr.strip(), str(refused.value)
         assert mine.splitlines()[-1] == theirs.splitlines()[-1]
         assert mine.partition("loaded: ")[2][:12] == theirs.partition("loaded: ")[2][:12]
+
+
+def test_mistakes_are_told_as_in_python(built: Path, package: Path) -> None:
+    done = _run(built / "misuse", package)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    program, x = graft.load(package), torch.ones(3, 8)
+    calls: dict[str, tuple[tuple[object, ...], dict[str, object]]] = {
+        "unknown name": ((x,), {"zz": x}),
+        "by name": ((), {"x": x}),
+        "nothing": ((), {}),
+        "one more": ((x, x), {}),
+        "in a list": (([x],), {}),
+        "number": ((3,), {}),
+        "float": ((2.0,), {}),
+        "text": (("a",), {}),
+        "none": ((None,), {}),
+    }
+    for name, (args, kwargs) in calls.items():
+        with pytest.raises(graft.errors.InputMismatch) as caught:
+            program(*args, **kwargs)
+        assert found[name] == str(caught.value), name
+    assert found["fits"] is None
+    assert found["signature"] == "x float32[1 to 64, 8] on cpu"
+    assert found["undefined"].endswith("on cpu, got an undefined tensor.\nPass a tensor.")
+    assert "inner.0.bias: an undefined tensor" in found["undefined weight"]
+    empty = "this Program is empty.\nAssign one to it: program = torchgraft::load(path);"
+    assert [found[name] for name in ("empty", "empty call", "empty name")] == [empty] * 3
+    assert found["shapes"] == [[5], [5], [5, 2], [4]]
+    assert found["ranges"] == [False, True, True]
 
 
 def test_calls_of_several_shapes_keep_their_results(built: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
@@ -389,3 +390,34 @@ def test_generated_code_and_weights_that_go_with_the_program(
     del program, state
     gc.collect()
     assert storage() is None
+
+
+def test_finalize_reaches_programs_in_both_languages(tmp_path: Path) -> None:
+    from torchgraft.compat.aie.compile import finalize
+    from torchgraft.package import script
+
+    x = torch.randn(3)
+    module = graft.compile(lambda x: x * 2, (x,), mode="eager").script()
+    forget = torch.ops.torchgraft.forget_engines
+    forget()
+    script._run_engine([x], module.engine)  # as Python runs it before the C++ runtime is loaded
+    for _ in range(2):
+        assert_close(module(x), x * 2)  # loaded again, by C++
+        finalize()
+        assert len(script._ENGINES) == 0
+        assert forget() == 0
+    assert_close(module(x), x * 2)
+    assert forget() == 1
+
+
+def test_finalize_of_cpp_reaches_programs_of_python() -> None:
+    from torchgraft.native import bridge
+    from torchgraft.package import script
+
+    bridge.load()
+    x = torch.randn(3)
+    module = graft.compile(lambda x: x * 2, (x,), mode="eager").script()
+    script._run_engine([x], module.engine)
+    library = ctypes.PyDLL(str(driver.build("runtime").lib / "libtorch_aie.so"))
+    library["_ZN9torch_aie8finalizeEv"]()
+    assert len(script._ENGINES) == 0

@@ -410,6 +410,15 @@ def is_packet(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverloadPacket)
 
 
+def parts_of_custom_op(value: Any) -> tuple[Any, ...] | None:
+    """The name, schema, body and fake of what `torch.library.custom_op` made; None: it did not."""
+    from torch._library.custom_ops import CustomOpDef
+
+    if not isinstance(value, CustomOpDef):
+        return None
+    return (value._qualname, value._schema, value._init_fn, value._abstract_fn)
+
+
 def resolve_overload(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Which overload of `ns::op` a call with these (fake) arguments means."""
     found: str = torch._C._jit_resolve_packet(name, *args, **kwargs)

@@ -164,9 +164,13 @@ def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
     groups.export_shards()
     try:
         exported = export(strict=False)
-        if not any(getattr(n.target, "namespace", "") == "c10d" for n in exported.graph.nodes):
-            return exported
-        return export(strict=True)  # Dynamo knows more collectives, such as `send`
+        if any(getattr(n.target, "namespace", "") == "c10d" for n in exported.graph.nodes):
+            return export(strict=True)  # Dynamo knows more collectives, such as `send`
+        if any(n.op == "get_attr" for n in exported.graph.nodes):
+            with traceback.preserve_node_meta():  # else branches lose the blocks in them
+                exported = export(strict=False)
+            mark.forget_foreign(exported.graph_module)
+        return exported
     except Exception as error:
         if "ScriptObject" in str(error):  # here, too: `broadcast`
             with contextlib.suppress(Exception):

@@ -144,6 +144,16 @@ def in_fallback(node: Node) -> bool:
     return custom.get(_KEY) == "fallback" or SCOPE in _script_scope(node)
 
 
+def forget_foreign(gm: GraphModule) -> None:
+    """Take off what Dynamo marks nodes with while marks are kept: what it disabled on the way."""
+    for part in gm.modules():
+        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
+            marks = node.meta.pop("custom", None) or {}
+            kept = {key: held for key, held in marks.items() if not key.startswith("_torchdynamo")}
+            if kept:
+                node.meta["custom"] = kept
+
+
 def is_marked(gm: GraphModule) -> bool:
     """Whether a graph that somebody traced knows blocks or modules; its code does not show them."""
     keys = {_KEY, _STREAM}

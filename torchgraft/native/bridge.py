@@ -73,11 +73,11 @@ def _title(entry: Mapping[str, Any]) -> str:
 
 
 class _Asked:
-    """A C++ converter as a function; `where` is the library that it is in."""
+    """A C++ converter as a function; `where` is the library that it is in, `content` its hash."""
 
     def __init__(self, entry: Mapping[str, Any], op: Any, extra: Sequence[Any]) -> None:
         self.id, self.where = int(entry["id"]), str(entry["library"])
-        self.op, self.extra = op, extra
+        self.op, self.extra, self.content = op, extra, content_of(entry)
         self.kind = entry["text"].split("(", 1)[0].split(".", 1)[0].strip()
 
     def __eq__(self, other: object) -> bool:
@@ -101,6 +101,11 @@ class _Asked:
         if reason is not None:
             raise Declined(reason)
         return tuple(results) if many else results[0]
+
+
+def content_of(entry: Mapping[str, Any]) -> object:
+    """The hash of the library that a converter is in; where there is none, nothing equals it."""
+    return entry["content"] or object()
 
 
 # TorchScript writes `_convolution`, and in-place calls; graphs hold the functional core.
@@ -130,7 +135,9 @@ def _exists(name: str) -> bool:
 
 
 def _pattern(entry: Mapping[str, Any]) -> Pattern:
-    return _made_pattern(int(entry["id"]), entry["text"], entry["library"])
+    made = _made_pattern(int(entry["id"]), entry["text"], entry["library"])
+    made.content = content_of(entry)
+    return made
 
 
 @functools.lru_cache(maxsize=256)  # tracing a pattern costs more than matching it

@@ -166,8 +166,9 @@ def _versions() -> dict[str, str]:
 
     digest = hashlib.sha256()
     root = pathlib.Path(torchgraft.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.read_bytes())
+    for path in sorted(root.rglob("*")):
+        if path.suffix in (".py", ".cpp", ".h"):
+            digest.update(path.read_bytes())
     return {
         "torchgraft": f"{torchgraft.__version__} {digest.hexdigest()[:16]}",
         "torch": f"{torch.__version__} {torch.version.git_version}",

@@ -61,8 +61,11 @@ def _arguments(program: Loaded, inputs: list[Tensor]) -> Any:
 
 
 def forget_engines() -> None:
-    """Let go of the programs that ScriptModules hold; the next call loads its package again."""
+    """Let go of the programs that ScriptModules hold, in Python and in C++; the next call loads its
+    package again."""
     _ENGINES.clear()
+    if _torch.schemas_of("torchgraft::forget_engines"):  # the C++ runtime has been loaded
+        torch.ops.torchgraft.forget_engines()
 
 
 def to_script(

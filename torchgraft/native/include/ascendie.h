@@ -326,32 +326,44 @@ class Network {
   explicit Network(Graph& graph) : graph_(graph) {}
   Network(const Network&) = delete;
 
-  ActivationLayer* AddActivation(Tensor* x, ActivationKind kind);
-  ConstantLayer* AddConstant(const at::Tensor& values);
-  ConstantLayer* AddConstant(const Dims& dims, const WeightsBuf& values);
-  ConvolutionLayer* AddConvolution(Tensor* x, Tensor* weight, Tensor* bias = nullptr);
-  ConvolutionLayer* AddConvolution(
-      Tensor* x, int64_t outputs, const Dims& kernel, const WeightsBuf& weight,
-      const WeightsBuf& bias = {});
-  ElementWiseLayer* AddElementWise(Tensor* a, Tensor* b, ElementWiseOperation operation);
-  UnaryLayer* AddUnary(Tensor* x, UnaryOperation operation);
-  MatrixMultiplyLayer* AddMatrixMultiply(
-      Tensor* a, MatrixOperation first, Tensor* b, MatrixOperation second);
-  PoolingLayer* AddPooling(Tensor* x, PoolingType type, const Dims& window);
-  ReduceLayer* AddReduce(
-      Tensor* x, ReduceOperation operation, const std::vector<int64_t>& axes, bool keepDims);
-  ShuffleLayer* AddShuffle(Tensor* x);
-  ShapeLayer* AddShape(Tensor* x);
-  ClipLayer* AddClip(Tensor* x, double min, double max);
-  QuantizeLayer* AddQuantize(Tensor* x, double scale);
-  DequantizeLayer* AddDequantize(Tensor* x, double scale);
-  CumsumLayer* AddCumsum(Tensor* x, int64_t axis);
-  SoftmaxLayer* AddSoftmax(Tensor* x, int64_t axis = -1);
-  ConcatLayer* AddConcat(const std::vector<Tensor*>& xs, int64_t axis);
-  SliceLayer* AddSlice(
-      Tensor* x, const Dims& start, const Dims& lengths, const Dims& strides = {});
-  GatherLayer* AddGather(Tensor* x, Tensor* indices, int64_t axis);
-  CastLayer* AddCast(Tensor* x, DataType type);
+  // Each layer under its name and under that with `Layer`, with the same parameters.
+#define TORCHGRAFT_LAYER(Name, parameters, arguments) \
+  Name##Layer* Add##Name parameters;                  \
+  Name##Layer* Add##Name##Layer parameters { return Add##Name arguments; }
+  TORCHGRAFT_LAYER(Activation, (Tensor * x, ActivationKind kind), (x, kind))
+  TORCHGRAFT_LAYER(Constant, (const at::Tensor& values), (values))
+  TORCHGRAFT_LAYER(Constant, (const Dims& dims, const WeightsBuf& values), (dims, values))
+  TORCHGRAFT_LAYER(Convolution, (Tensor * x, Tensor* weight, Tensor* bias = nullptr), (x, weight, bias))
+  TORCHGRAFT_LAYER(
+      Convolution,
+      (Tensor * x, int64_t outputs, const Dims& kernel, const WeightsBuf& weight,
+       const WeightsBuf& bias = {}),
+      (x, outputs, kernel, weight, bias))
+  TORCHGRAFT_LAYER(ElementWise, (Tensor * a, Tensor* b, ElementWiseOperation operation), (a, b, operation))
+  TORCHGRAFT_LAYER(Unary, (Tensor * x, UnaryOperation operation), (x, operation))
+  TORCHGRAFT_LAYER(
+      MatrixMultiply, (Tensor * a, MatrixOperation first, Tensor* b, MatrixOperation second),
+      (a, first, b, second))
+  TORCHGRAFT_LAYER(Pooling, (Tensor * x, PoolingType type, const Dims& window), (x, type, window))
+  TORCHGRAFT_LAYER(
+      Reduce,
+      (Tensor * x, ReduceOperation operation, const std::vector<int64_t>& axes, bool keepDims),
+      (x, operation, axes, keepDims))
+  TORCHGRAFT_LAYER(Shuffle, (Tensor * x), (x))
+  TORCHGRAFT_LAYER(Shape, (Tensor * x), (x))
+  TORCHGRAFT_LAYER(Clip, (Tensor * x, double min, double max), (x, min, max))
+  TORCHGRAFT_LAYER(Quantize, (Tensor * x, double scale), (x, scale))
+  TORCHGRAFT_LAYER(Dequantize, (Tensor * x, double scale), (x, scale))
+  TORCHGRAFT_LAYER(Cumsum, (Tensor * x, int64_t axis), (x, axis))
+  TORCHGRAFT_LAYER(Softmax, (Tensor * x, int64_t axis = -1), (x, axis))
+  TORCHGRAFT_LAYER(Concat, (const std::vector<Tensor*>& xs, int64_t axis), (xs, axis))
+  TORCHGRAFT_LAYER(
+      Slice, (Tensor * x, const Dims& start, const Dims& lengths, const Dims& strides = {}),
+      (x, start, lengths, strides))
+  TORCHGRAFT_LAYER(Gather, (Tensor * x, Tensor* indices, int64_t axis), (x, indices, axis))
+  TORCHGRAFT_LAYER(Cast, (Tensor * x, DataType type), (x, type))
+#undef TORCHGRAFT_LAYER
+
   // Any operator, by name ("ns::op" or "ns::op.overload"): its inputs (tensors, or whatever stands
   // in their place), and its attributes by name.
   OperatorLayer* AddLayer(
@@ -362,32 +374,6 @@ class Network {
     return AddLayer(
         op, std::vector<Argument>(inputs.begin(), inputs.end()), std::move(attributes));
   }
-
-#define TORCHGRAFT_ALSO(Name)                                     \
-  template <typename... Args>                                     \
-  auto Add##Name##Layer(Args&&... args) {                         \
-    return Add##Name(std::forward<Args>(args)...);                \
-  }
-  TORCHGRAFT_ALSO(Activation)
-  TORCHGRAFT_ALSO(Constant)
-  TORCHGRAFT_ALSO(Convolution)
-  TORCHGRAFT_ALSO(ElementWise)
-  TORCHGRAFT_ALSO(Unary)
-  TORCHGRAFT_ALSO(MatrixMultiply)
-  TORCHGRAFT_ALSO(Pooling)
-  TORCHGRAFT_ALSO(Reduce)
-  TORCHGRAFT_ALSO(Shuffle)
-  TORCHGRAFT_ALSO(Shape)
-  TORCHGRAFT_ALSO(Clip)
-  TORCHGRAFT_ALSO(Quantize)
-  TORCHGRAFT_ALSO(Dequantize)
-  TORCHGRAFT_ALSO(Cumsum)
-  TORCHGRAFT_ALSO(Softmax)
-  TORCHGRAFT_ALSO(Concat)
-  TORCHGRAFT_ALSO(Slice)
-  TORCHGRAFT_ALSO(Gather)
-  TORCHGRAFT_ALSO(Cast)
-#undef TORCHGRAFT_ALSO
 
   // The tensors that the converted call takes, and what will stand for its results.
   int64_t GetInputNum() const { return static_cast<int64_t>(inputs_.size()); }

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <torch/script.h>
@@ -31,7 +33,9 @@ class Input {
   Input(std::vector<int64_t> min, std::vector<int64_t> max, TensorFormat format = TensorFormat::ND);
   Input(std::vector<int64_t> min, std::vector<int64_t> max, DataType type,
         TensorFormat format = TensorFormat::ND);
-  explicit Input(bool isShapeRange) : range(isShapeRange) {}
+  // A bool and nothing else: of one size, `Input({5})` is a shape.
+  template <typename T, std::enable_if_t<std::is_same_v<T, bool>, int> = 0>
+  explicit Input(T isShapeRange) : range(isShapeRange) {}
 
   bool IsShapeRange() const { return range; }
 

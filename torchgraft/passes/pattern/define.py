@@ -47,6 +47,7 @@ class Pattern:
         self.name, self.fn, self.slots, self.where = name, fn, tuple(slots), where
         self.types, self.stage, self.before, self.after = tuple(types), stage, before, after
         self.replacement: Callable[[Match], Any] | None = None
+        self.content: object = None  # the hash of the library that a pass in C++ is in
         self.changes_type = self.builds_nodes = False
 
     @functools.cached_property

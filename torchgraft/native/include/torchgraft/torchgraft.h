@@ -41,7 +41,8 @@ struct Options {
 
 struct Loader;
 
-// A program. Copies share one program; calls from several threads are safe.
+// A program. Copies share one program; calls from several threads are safe. One that nothing was
+// assigned to is empty: using it raises.
 class Program {
  public:
   // Its tensors in, in order; its results out, in order. No gradients are recorded.
@@ -69,6 +70,7 @@ class Program {
 
  private:
   friend struct Loader;
+  Body& body() const;
   std::shared_ptr<Body> body_;
 };
 

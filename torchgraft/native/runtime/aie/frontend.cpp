@@ -115,16 +115,20 @@ struct Python {
   }
 };
 
+// The Python that runs in this process; null where there is none.
+std::unique_ptr<Python> running() {
+  if (!dlsym(RTLD_DEFAULT, "Py_IsInitialized")) return nullptr;
+  auto own = std::make_unique<Python>(RTLD_DEFAULT);
+  return own->is_initialized() ? std::move(own) : nullptr;
+}
+
 // Never ended: modules of Python that were imported cannot be imported twice.
 Python& python() {
   static std::mutex lock;
   static Python* made = nullptr;
   std::lock_guard<std::mutex> hold(lock);
   if (made) return *made;
-  if (dlsym(RTLD_DEFAULT, "Py_IsInitialized")) {
-    auto own = std::make_unique<Python>(RTLD_DEFAULT);
-    if (own->is_initialized()) return *(made = own.release());
-  }
+  if (auto own = running()) return *(made = own.release());
   const Found found = find_python();
   // Global, because extension modules of Python find its symbols there.
   void* handle = dlopen(found.library.c_str(), RTLD_NOW | RTLD_GLOBAL);
@@ -232,7 +236,14 @@ void set_device(int32_t id) {
   if (id < 0 || id > 1024) refuse("set_device", std::to_string(id), "a number from 0 to 1024");
 }
 
-void finalize() { torchgraft::forget_engines(); }
+// Programs are held by C++, and by Python where that ran them before this library was loaded.
+void finalize() {
+  torchgraft::forget_engines();
+  if (const auto own = running())
+    own->execute(
+        "import sys as _sys\n_held = _sys.modules.get('torchgraft.package.script')\n"
+        "if _held is not None:\n    _held.forget_engines()\n");
+}
 
 namespace torchscript {
 

@@ -2,6 +2,10 @@
 // and give JSON, and one C callback through which a converter's calls go into the graph.
 #include <dlfcn.h>
 
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
 #include <mutex>
 #include <shared_mutex>
 #include <stdexcept>
@@ -13,6 +17,7 @@
 
 #include "core/conversion/converters/converters.h"
 #include "core/custom_pass/custom_pass.h"
+#include "graft/archive.h"
 
 namespace torch_aie::core {
 
@@ -26,7 +31,7 @@ namespace {
 struct Entry {
   int64_t id;
   bool subgraph;
-  std::string text, library, problem;
+  std::string text, library, content, problem;
   OpConverter converter;
   std::shared_mutex running;  // held shared while it runs: a library is not closed under it
 };
@@ -45,6 +50,24 @@ Registry& registry() {
 std::string library_of(const void* address) {
   Dl_info info;
   return dladdr(address, &info) && info.dli_fname ? info.dli_fname : "";
+}
+
+// The hash of a library, taken while it is loaded: its file may be another one later.
+std::string content_of(const std::string& library) {
+  using Stamp = std::pair<std::filesystem::file_time_type, uintmax_t>;
+  static std::mutex lock;
+  static auto* known = new std::map<std::pair<std::string, Stamp>, std::string>;
+  std::error_code none;
+  const Stamp stamp{std::filesystem::last_write_time(library, none),
+                    std::filesystem::file_size(library, none)};
+  std::lock_guard<std::mutex> hold(lock);
+  const auto [found, is_new] = known->try_emplace({library, stamp});
+  if (is_new) {
+    std::ifstream file(library, std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    if (file && !bytes.empty()) found->second = torchgraft::sha256(bytes);
+  }
+  return found->second;
 }
 
 // What is wrong with a text; empty where nothing is.
@@ -77,6 +100,7 @@ void Registration::add(
   auto entry = std::make_shared<Entry>();
   entry->subgraph = subgraph;
   entry->library = library_of(caller);
+  entry->content = content_of(entry->library);
   // Raising here would end the process: this runs while a library is loaded. Python says it later.
   entry->problem = problem_of(text, subgraph);
   entry->text = std::move(text);
@@ -300,7 +324,7 @@ std::string registered() {
   std::lock_guard<std::mutex> hold(registry().lock);
   for (const auto& entry : registry().entries)
     list.push_back({{"id", entry->id}, {"subgraph", entry->subgraph}, {"text", entry->text},
-                    {"library", entry->library}, {"problem", entry->problem}});
+                    {"library", entry->library}, {"content", entry->content}, {"problem", entry->problem}});
   return list.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 

@@ -27,4 +27,15 @@ void store(Frame& frame, const Step& step, c10::IValue result) {
     if (step.outputs[i] >= 0) frame.values[step.outputs[i]] = std::move((*parts)[i]);
 }
 
+Values Region::call(Values values) const {
+  std::vector<at::Tensor> inputs;
+  inputs.reserve(values.size());
+  for (c10::IValue& value : values) {
+    if (!value.isTensor()) throw Error("generated code is given " + value.tagKind() + " for a tensor");
+    inputs.push_back(std::move(value).toTensor());
+  }
+  std::vector<at::Tensor> made = call(inputs);
+  return Values(std::make_move_iterator(made.begin()), std::make_move_iterator(made.end()));
+}
+
 }  // namespace torchgraft

@@ -39,7 +39,9 @@ std::unique_ptr<Action> call_control(const Step& step, const Kernel& kernel, con
 // Generated code.
 struct Region : Action {
   virtual bool is_all_of(const Plan& plan) const = 0;  // and nothing else is in the plan
-  virtual Values call(Values inputs) const = 0;        // the call of such a plan
+  // The call of such a plan.
+  virtual std::vector<at::Tensor> call(const std::vector<at::Tensor>& inputs) const = 0;
+  Values call(Values inputs) const;
 };
 std::unique_ptr<Region> call_region(const Step& step, const Kernel& kernel, const Values& values);
 

@@ -45,17 +45,16 @@ std::vector<at::Tensor> run_engine(std::vector<at::Tensor> inputs, const at::Ten
   return program_of(engine).forward(inputs);
 }
 
-// Python defines the operator too, where it comes first; then this is its kernel for devices.
+// Python defines the first operator too, where it comes first; then this is its kernel for devices.
 struct Registered {
   Registered() {
     static std::vector<std::unique_ptr<torch::Library>> kept;
     const bool defined =
         c10::Dispatcher::singleton().findSchema({"torchgraft::run_engine", ""}).has_value();
-    if (!defined) {
-      kept.push_back(std::make_unique<torch::Library>(
-          torch::Library::FRAGMENT, "torchgraft", std::nullopt, __FILE__, __LINE__));
-      kept.back()->def("run_engine(Tensor[] inputs, Tensor engine) -> Tensor[]");
-    }
+    kept.push_back(std::make_unique<torch::Library>(
+        torch::Library::FRAGMENT, "torchgraft", std::nullopt, __FILE__, __LINE__));
+    if (!defined) kept.back()->def("run_engine(Tensor[] inputs, Tensor engine) -> Tensor[]");
+    kept.back()->def("forget_engines() -> int", &forget_engines);
     using Key = c10::DispatchKey;  // a program may take sparse tensors, too
     for (const auto key : {Key::CPU, Key::CUDA, Key::PrivateUse1, Key::SparseCPU, Key::SparseCUDA,
                            Key::SparseCsrCPU, Key::SparseCsrCUDA}) {
@@ -68,9 +67,11 @@ struct Registered {
 
 }  // namespace
 
-void forget_engines() {
+int64_t forget_engines() {
+  std::unordered_map<const void*, Engines::Held> gone;  // they go when nobody waits for the lock
   std::lock_guard<std::mutex> hold(engines().lock);
-  engines().programs.clear();
+  gone.swap(engines().programs);
+  return static_cast<int64_t>(gone.size());
 }
 
 }  // namespace torchgraft

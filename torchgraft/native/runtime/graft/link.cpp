@@ -145,6 +145,8 @@ class Runs : public Linked {
     return outputs;
   }
 
+  const Region* region() const override { return device_.type() == c10::kCPU ? only_ : nullptr; }
+
  private:
   static std::unique_ptr<Action> action(
       const Step& step, const Kernel& kernel, const Values& values, const Callees& callees) {

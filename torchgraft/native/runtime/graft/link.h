@@ -13,6 +13,7 @@
 namespace torchgraft {
 
 class Linked;
+struct Region;
 
 // What an entry of `kernels` is, before it is bound to values.
 struct Kernel {
@@ -55,6 +56,8 @@ class Linked {
   virtual ~Linked() = default;
   // Thread-safe. Takes the inputs of the plan, gives its outputs.
   virtual Values run(Values inputs) = 0;
+  // Where it is generated code for the CPU and nothing else: that, to be called without `Values`.
+  virtual const Region* region() const { return nullptr; }
 };
 
 }  // namespace torchgraft

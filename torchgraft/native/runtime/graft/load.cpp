@@ -10,6 +10,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "graft/action.h"
 #include "graft/capture.h"
 #include "graft/folder.h"
 #include "graft/link.h"
@@ -285,7 +286,9 @@ struct Program::Body {
     return captured(program, place.device, gear.edge, refused);
   }
 
-  Values run(const std::vector<at::Tensor>& given) const {
+  // A call; it gives tensors or values. Generated code alone takes and gives tensors as they are.
+  template <typename Outputs>
+  Outputs run(const std::vector<at::Tensor>& given) const {
     const size_t number = fitting(given);
     const Gear& gear = *gears[number];
     const auto& specs = gear.signature.tensors;
@@ -298,7 +301,7 @@ struct Program::Body {
                      "Call it under torch.no_grad(), or pass " + specs[i]->name + ".detach()."}
                   .text());
     Quiet quiet;
-    Values inputs;
+    std::vector<at::Tensor> inputs;
     inputs.reserve(given.size() + gear.states.size());
     std::vector<std::pair<size_t, at::Tensor>> copied;  // inputs that the program has a copy of
     for (size_t i = 0; i < given.size(); ++i) {
@@ -312,7 +315,7 @@ struct Program::Body {
       linked = programs;
       for (const std::string& state : gear.states) inputs.emplace_back(stored.at(state));
     }
-    Values outputs = (*linked)[parts.size() + number]->run(std::move(inputs));
+    Outputs outputs = called<Outputs>(*(*linked)[parts.size() + number], std::move(inputs));
     for (const auto& [i, used] : copied) {
       if (specs[i]->mutated) given[i].detach().copy_(used);
       for (const View& view : gear.views)  // of what the caller has, not of its copy
@@ -321,10 +324,38 @@ struct Program::Body {
     return outputs;
   }
 
-  static c10::IValue viewed(Linked& program, const std::vector<at::Tensor>& given) {
+  template <typename Outputs>
+  static Outputs called(Linked& program, std::vector<at::Tensor> inputs) {
+    if (const Region* region = program.region()) {
+      std::vector<at::Tensor> made = region->call(inputs);
+      if constexpr (std::is_same_v<Outputs, Values>)
+        return Values(std::make_move_iterator(made.begin()), std::make_move_iterator(made.end()));
+      else
+        return made;
+    }
+    Values made = program.run(
+        Values(std::make_move_iterator(inputs.begin()), std::make_move_iterator(inputs.end())));
+    if constexpr (std::is_same_v<Outputs, Values>) {
+      return made;
+    } else {
+      std::vector<at::Tensor> tensors;
+      tensors.reserve(made.size());
+      for (c10::IValue& value : made) {
+        if (value.isTensor())
+          tensors.push_back(std::move(value).toTensor());
+        else if (value.isNone())
+          tensors.emplace_back();
+        else
+          tensors.push_back(at::scalar_tensor(value.toScalar()));
+      }
+      return tensors;
+    }
+  }
+
+  static at::Tensor viewed(Linked& program, const std::vector<at::Tensor>& given) {
     Values inputs;
     for (const at::Tensor& one : given) inputs.emplace_back(one.detach());
-    return program.run(std::move(inputs)).at(0);
+    return program.run(std::move(inputs)).at(0).toTensor();
   }
 
   // The place of the gear that takes these.
@@ -365,80 +396,76 @@ struct Program::Body {
   std::shared_ptr<const std::vector<std::shared_ptr<Linked>>> programs;
 };
 
+Program::Body& Program::body() const {
+  if (!body_) throw Error("this Program is empty.\nAssign one to it: program = torchgraft::load(path);");
+  return *body_;
+}
+
 std::vector<at::Tensor> Program::forward(const std::vector<at::Tensor>& inputs) const {
-  std::vector<at::Tensor> made;
-  Values outputs = body_->run(inputs);
-  made.reserve(outputs.size());
-  for (c10::IValue& value : outputs) {
-    if (value.isTensor())
-      made.push_back(std::move(value).toTensor());
-    else if (value.isNone())
-      made.emplace_back();
-    else
-      made.push_back(at::scalar_tensor(value.toScalar()));
-  }
-  return made;
+  return body().run<std::vector<at::Tensor>>(inputs);
 }
 
 c10::IValue Program::operator()(
     const std::vector<c10::IValue>& args,
     const std::unordered_map<std::string, c10::IValue>& kwargs) const {
-  const Signature& signature = body_->gears[0]->signature;
+  const Signature& signature = body().gears[0]->signature;
   c10::impl::GenericDict named(c10::StringType::get(), c10::AnyType::get());
   for (const auto& [name, value] : kwargs) named.insert(name, value);
-  Values leaves;
-  flatten(signature.tree.items[0], c10::ivalue::Tuple::create(args), leaves);
-  flatten(signature.tree.items[1], named, leaves);
+  const Values leaves = signature.leaves(c10::ivalue::Tuple::create(args), named);
   std::vector<at::Tensor> tensors;
   for (size_t i = 0; i < leaves.size() && i < signature.specs.size(); ++i) {
     const Spec& spec = signature.specs[i];
     if (!spec.tensor) {
       if (!same(spec.constant.literal, leaves[i]))
         throw InputMismatch(Misfit{
-            spec.name, "the constant " + Plan().show(spec.constant), leaves[i].tagKind(),
+            spec.name, "the constant " + Plan().show(spec.constant), show(leaves[i]),
             "The program was compiled for that value; compile again for another one."}.text());
     } else if (!leaves[i].isTensor()) {
-      throw InputMismatch(Misfit{spec.name, "a tensor", leaves[i].tagKind(), "Pass a tensor."}.text());
+      throw InputMismatch(Misfit{
+          spec.name, signature.show(*spec.tensor), kind_of(leaves[i]) + " " + show(leaves[i]),
+          "Pass a tensor."}.text());
     } else {
       tensors.push_back(leaves[i].toTensor());
     }
   }
-  Values outputs = body_->run(tensors);
+  Values outputs = body().run<Values>(tensors);
   size_t next = 0;
   return unflatten(signature.out_tree, outputs, next);
 }
 
-const std::string& Program::name() const { return body_->name; }
+const std::string& Program::name() const { return body().name; }
 
-c10::Device Program::device() const { return body_->place.device; }
+c10::Device Program::device() const { return body().place.device; }
 
 std::vector<std::string> Program::inputs() const {
   std::vector<std::string> names;
-  for (const TensorSpec* spec : body_->gears[0]->signature.tensors) names.push_back(spec->name);
+  for (const TensorSpec* spec : body().gears[0]->signature.tensors) names.push_back(spec->name);
   return names;
 }
 
 std::string Program::signature() const {
   std::string text;
-  for (const auto& gear : body_->gears) text += (text.empty() ? "" : "\n") + gear->signature.show();
+  for (const auto& gear : body().gears) text += (text.empty() ? "" : "\n") + gear->signature.show();
   return text;
 }
 
 std::vector<std::string> Program::notes() const {
-  std::lock_guard<std::mutex> hold(body_->noted);
-  return {body_->notes.begin(), body_->notes.end()};
+  std::lock_guard<std::mutex> hold(body().noted);
+  return {body().notes.begin(), body().notes.end()};
 }
 
 void Program::load_state_dict(const Weights& given) {
   std::set<std::string> problems, known;  // both in order
   size_t made = 0;
-  for (const Weight& weight : body_->weights) {
+  for (const Weight& weight : body().weights) {
     made += weight.made;
     if (!weight.saved) continue;
     known.insert(weight.name);
     const auto found = given.find(weight.name);
     if (found == given.end())
       problems.insert("missing: " + weight.name);
+    else if (!found->second.defined())
+      problems.insert(weight.name + ": an undefined tensor");
     else if (found->second.is_meta())
       problems.insert(weight.name + ": it has no values (device meta)");
     else if (found->second.scalar_type() != weight.dtype || found->second.sizes() != weight.shape)
@@ -453,7 +480,7 @@ void Program::load_state_dict(const Weights& given) {
                     "compile the model with the new weights and save that");
   if (problems.empty()) {
     std::map<std::string, std::string> first;
-    for (const Weight& weight : body_->weights) {
+    for (const Weight& weight : body().weights) {
       const std::string& other = first.emplace(weight.tensor, weight.name).first->second;
       if (weight.saved && !at::equal(given.at(other), given.at(weight.name))) {
         problems.insert(other + " and " + weight.name + " are one tensor in this program");
@@ -468,21 +495,21 @@ void Program::load_state_dict(const Weights& given) {
   }
   Weights moved;
   at::NoGradGuard none;
-  for (const Weight& weight : body_->weights) {
+  for (const Weight& weight : body().weights) {
     if (!weight.saved) continue;
-    at::Tensor& held = moved[weight.name] = weight.like(given.at(weight.name), body_->place);
+    at::Tensor& held = moved[weight.name] = weight.like(given.at(weight.name), body().place);
     if (!held.is_alias_of(given.at(weight.name))) continue;
     const at::Tensor copy = held.clone();  // the caller may write to what it gave
     if (copy.strides() == held.strides()) held = copy;  // no elements that overlap
   }
-  for (const Weight& weight : body_->weights)
+  for (const Weight& weight : body().weights)
     if (weight.kind == "state" && moved.count(weight.name)) {
-      body_->stored.at(weight.name).copy_(moved.at(weight.name));
+      body().stored.at(weight.name).copy_(moved.at(weight.name));
       moved.erase(weight.name);
     }
-  body_->start(moved);
-  std::unique_lock<std::shared_mutex> hold(body_->lock);
-  for (auto& [name, tensor] : moved) body_->stored[name] = tensor;
+  body().start(moved);
+  std::unique_lock<std::shared_mutex> hold(body().lock);
+  for (auto& [name, tensor] : moved) body().stored[name] = tensor;
 }
 
 const char* torch_version() { return GRAFT_TORCH; }

@@ -183,6 +183,24 @@ std::optional<Values> parts_of(const c10::IValue& value) {
   return Values(items.begin(), items.end());
 }
 
+std::string show(const c10::IValue& value) {
+  if (value.isNone()) return "None";
+  if (value.isBool()) return value.toBool() ? "True" : "False";
+  if (value.isString()) return quote(value.toStringRef());
+  if (value.isDouble() && std::isfinite(value.toDouble())) return json(value.toDouble()).dump();
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+std::string kind_of(const c10::IValue& value) {
+  if (value.isNone()) return "NoneType";
+  if (value.isBool()) return "bool";
+  if (value.isInt()) return "int";
+  if (value.isDouble()) return "float";
+  return value.isString() ? "str" : value.tagKind();
+}
+
 at::ScalarType dtype_named(const std::string& name) {
   for (const auto& [known, type] : dtypes())
     if (name == known) return type;
@@ -217,14 +235,8 @@ std::string layout_name(at::Layout layout) {
 
 std::string Plan::show(const Value& value) const {
   if (value.kind == Value::kBuffer) return show(value.buffer);
-  if (value.kind == Value::kLiteral) {
-    if (!value.shown.empty()) return value.shown;
-    if (value.literal.isBool()) return value.literal.toBool() ? "True" : "False";
-    if (value.literal.isString()) return quote(value.literal.toStringRef());
-    std::ostringstream text;
-    text << value.literal;
-    return text.str();
-  }
+  if (value.kind == Value::kLiteral)
+    return value.shown.empty() ? torchgraft::show(value.literal) : value.shown;
   std::string inner;
   for (const Value& item : value.items) inner += (inner.empty() ? "" : ", ") + show(item);
   if (value.kind == Value::kList) return "[" + inner + "]";

@@ -21,6 +21,10 @@ inline constexpr int kDeepest = 64;  // nesting of a value in a package
 // The parts of a tuple or a list.
 std::optional<Values> parts_of(const c10::IValue& value);
 
+// A number, text or None, and its type, as Python says them.
+std::string show(const c10::IValue& value);
+std::string kind_of(const c10::IValue& value);
+
 at::ScalarType dtype_named(const std::string& name);
 const char* dtype_name(at::ScalarType type);
 at::MemoryFormat format_named(const std::string& name);

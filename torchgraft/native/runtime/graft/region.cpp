@@ -93,18 +93,15 @@ struct Library : Region {
         none(int_outputs);
   }
 
-  Values call(Values values) const override {
-    std::vector<at::Tensor> inputs;
-    inputs.reserve(values.size());
-    for (c10::IValue& value : values) {
-      if (!value.isTensor()) throw Error("generated code is given " + value.tagKind() + " for a tensor");
-      inputs.push_back(std::move(value).toTensor());
-    }
+  std::vector<at::Tensor> call(const std::vector<at::Tensor>& inputs) const override {
+    if (inputs.size() != step.args.size())
+      throw Error("a program takes " + std::to_string(step.args.size()) + " values, got " +
+                  std::to_string(inputs.size()));
     std::vector<at::Tensor> made = launch(inputs);
     if (made.size() != step.outputs.size())
       throw Error("a region gave " + std::to_string(made.size()) + " values where the plan has " +
                   std::to_string(step.outputs.size()));
-    return Values(std::make_move_iterator(made.begin()), std::make_move_iterator(made.end()));
+    return made;
   }
 
   const Step& step;

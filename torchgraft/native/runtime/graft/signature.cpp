@@ -199,29 +199,36 @@ Signature::Signature(const json& data, const Place& place)
     bad("'tree' is not that of (args, kwargs)");
 }
 
-std::string Signature::show(const Size& size, bool named) const {
+std::string Signature::show(const Size& size) const {
   if (size.kind == Size::kNumber) return std::to_string(size.number);
   if (size.kind == Size::kSymbol) {
-    if (named)
-      for (const TensorSpec* spec : tensors)
-        for (size_t dim = 0; dim < spec->shape.size(); ++dim)
-          if (spec->shape[dim].kind == Size::kSymbol && spec->shape[dim].symbol == size.symbol)
-            return spec->name + ".shape[" + std::to_string(dim) + "]";
+    for (const TensorSpec* spec : tensors)
+      for (size_t dim = 0; dim < spec->shape.size(); ++dim)
+        if (spec->shape[dim].kind == Size::kSymbol && spec->shape[dim].symbol == size.symbol)
+          return spec->name + ".shape[" + std::to_string(dim) + "]";
     return symbols[size.symbol];
   }
   std::string inner;
-  for (const Size& arg : size.args) inner += (inner.empty() ? "" : ", ") + show(arg, named);
+  for (const Size& arg : size.args) inner += (inner.empty() ? "" : ", ") + show(arg);
   return size.function + "(" + inner + ")";
+}
+
+std::string Signature::sizes(const TensorSpec& spec) const {
+  std::string text;
+  for (const Size& size : spec.shape)
+    text += (text.empty() ? "" : ", ") +
+        (size.kind == Size::kSymbol ? ranges[size.symbol].show() : show(size));
+  return text;
+}
+
+std::string Signature::show(const TensorSpec& spec) const {
+  return std::string(dtype_name(spec.dtype)) + "[" + sizes(spec) + "] on " + spec.device.str();
 }
 
 std::string Signature::show() const {
   std::string text;
-  for (const TensorSpec* spec : tensors) {
-    std::string sizes;
-    for (const Size& size : spec->shape) sizes += (sizes.empty() ? "" : ", ") + show(size, false);
-    text += (text.empty() ? "" : ", ") + spec->name + " " + dtype_name(spec->dtype) + "[" + sizes +
-        "] on " + spec->device.str();
-  }
+  for (const TensorSpec* spec : tensors)
+    text += (text.empty() ? "" : ", ") + spec->name + " " + show(*spec);
   return text;
 }
 
@@ -242,7 +249,7 @@ std::optional<Misfit> Signature::misfit(const std::vector<at::Tensor>& given) co
     writes = writes || spec.mutated;
     const auto torch = [](at::ScalarType type) { return std::string("torch.") + dtype_name(type); };
     if (!leaf.defined())
-      return Misfit{spec.name, show(), "an undefined tensor", "Pass a tensor."};
+      return Misfit{spec.name, show(spec), "an undefined tensor", "Pass a tensor."};
     if (leaf.is_nested() || leaf.layout() != spec.layout)
       return Misfit{spec.name, "a " + layout_name(spec.layout) + " tensor",
                     leaf.is_nested() ? "a nested tensor" : "layout torch." + layout_name(leaf.layout()),
@@ -255,15 +262,10 @@ std::optional<Misfit> Signature::misfit(const std::vector<at::Tensor>& given) co
       return Misfit{spec.name, "device " + spec.device.str(), leaf.device().str(),
                       "Move it with .to('" + spec.device.str() + "'), or compile for " +
                           leaf.device().str() + "."};
-    if (leaf.dim() != static_cast<int64_t>(spec.shape.size())) {
-      std::string sizes;
-      for (const Size& size : spec.shape)
-        sizes += (sizes.empty() ? "" : ", ") +
-            (size.kind == Size::kSymbol ? ranges[size.symbol].show() : show(size, true));
-      return Misfit{spec.name, std::to_string(spec.shape.size()) + " dims (" + sizes + ")",
+    if (leaf.dim() != static_cast<int64_t>(spec.shape.size()))
+      return Misfit{spec.name, std::to_string(spec.shape.size()) + " dims (" + sizes(spec) + ")",
                       std::to_string(leaf.dim()) + " dims " + shown(leaf.sizes()),
                       "Reshape it, or compile for that rank."};
-    }
     for (size_t dim = 0; dim < spec.shape.size(); ++dim) {
       const Size& want = spec.shape[dim];
       const int64_t size = leaf.size(dim);
@@ -278,7 +280,7 @@ std::optional<Misfit> Signature::misfit(const std::vector<at::Tensor>& given) co
       } else {
         const auto expected = static_cast<int64_t>(evaluate(want, known));
         if (size == expected) continue;
-        problem = "size " + std::to_string(expected) + " (" + show(want, true) + ")";
+        problem = "size " + std::to_string(expected) + " (" + show(want) + ")";
       }
       return Misfit{spec.name, problem + " in dim " + std::to_string(dim),
                       std::to_string(size) + " (shape " + shown(leaf.sizes()) + ")",
@@ -301,9 +303,9 @@ std::optional<Misfit> Signature::misfit(const std::vector<at::Tensor>& given) co
         Size symbol;
         symbol.kind = Size::kSymbol;
         symbol.symbol = static_cast<int64_t>(i);
-        sizes += (i ? ", " : "") + show(symbol, true) + " = " + std::to_string(known[i]);
+        sizes += (i ? ", " : "") + show(symbol) + " = " + std::to_string(known[i]);
       }
-      return Misfit{"sizes", "sizes with " + show(condition, true) + " (assumed at " + line + ")",
+      return Misfit{"sizes", "sizes with " + show(condition) + " (assumed at " + line + ")",
                       sizes, "Declare such a size as a gear, or change the line that assumes it."};
     }
   return std::nullopt;
@@ -311,44 +313,82 @@ std::optional<Misfit> Signature::misfit(const std::vector<at::Tensor>& given) co
 
 // --- Nested arguments and results ---
 
-void flatten(const Tree& tree, const c10::IValue& value, Values& leaves) {
-  const auto unlike = [&](const char* wanted) {
-    throw InputMismatch(Misfit{
-        "arguments", std::string("a ") + wanted + " there", value.tagKind(),
-        "Call it with the same positional, keyword and nested arguments as declared."}.text());
-  };
-  switch (tree.kind) {
-    case Tree::kLeaf:
-      leaves.push_back(value);
-      return;
-    case Tree::kNone:
-      if (!value.isNone()) unlike("None");
-      return;
-    case Tree::kTuple:
-    case Tree::kList: {
-      const auto found = parts_of(value);
-      if (!found) unlike(tree.kind == Tree::kTuple ? "tuple" : "list");
-      const Values& items = *found;
-      if (items.size() != tree.items.size())
-        throw InputMismatch(Misfit{
-            "arguments", std::to_string(tree.items.size()) + " of them", std::to_string(items.size()),
-            "Call it with the same positional, keyword and nested arguments as declared."}.text());
-      for (size_t i = 0; i < items.size(); ++i) flatten(tree.items[i], items[i], leaves);
-      return;
+namespace {
+
+// The structure of a value; a leaf is whatever holds no others.
+Tree tree_of(const c10::IValue& value) {
+  Tree tree;
+  if (const auto parts = parts_of(value)) {
+    tree.kind = value.isTuple() ? Tree::kTuple : Tree::kList;
+    for (const c10::IValue& part : *parts) tree.items.push_back(tree_of(part));
+  } else if (value.isGenericDict()) {
+    tree.kind = Tree::kDict;
+    for (const auto& item : value.toGenericDict()) {
+      tree.keys.push_back(item.key());
+      tree.items.push_back(tree_of(item.value()));
     }
-    case Tree::kDict: {
-      if (!value.isGenericDict() || value.toGenericDict().size() != tree.items.size()) unlike("dict");
-      const auto dict = value.toGenericDict();
-      for (size_t i = 0; i < tree.items.size(); ++i) {
-        const auto found = dict.find(tree.keys[i]);
-        if (found == dict.end()) unlike("dict with other keys");
-        flatten(tree.items[i], found->value(), leaves);
-      }
-      return;
-    }
-    case Tree::kOther:
-      throw InputMismatch("the program takes an object of a Python class; use forward with its tensors");
   }
+  return tree;
+}
+
+std::string show_tree(const Tree& tree) {
+  if (tree.kind == Tree::kLeaf) return "*";
+  if (tree.kind == Tree::kNone) return "None";
+  if (tree.kind == Tree::kOther) return "an object of a Python class";
+  std::string inner;
+  for (size_t i = 0; i < tree.items.size(); ++i) {
+    inner += i ? ", " : "";
+    if (tree.kind == Tree::kDict) inner += show(tree.keys[i]) + ": ";
+    inner += show_tree(tree.items[i]);
+  }
+  if (tree.kind == Tree::kDict) return "{" + inner + "}";
+  if (tree.kind == Tree::kList) return "[" + inner + "]";
+  return "(" + inner + (tree.items.size() == 1 ? ",)" : ")");
+}
+
+// Whether a value has the structure; its leaves, if so.
+bool fits(const Tree& tree, const c10::IValue& value, Values& leaves) {
+  if (tree.kind == Tree::kNone) return value.isNone();
+  if (tree.kind == Tree::kLeaf) {
+    leaves.push_back(value);
+    return !value.isList() && !value.isTuple() && !value.isGenericDict();
+  }
+  if (tree.kind == Tree::kOther)
+    throw InputMismatch("the program takes an object of a Python class; use forward with its tensors");
+  if (tree.kind == Tree::kDict) {
+    if (!value.isGenericDict() || value.toGenericDict().size() != tree.items.size()) return false;
+    const auto dict = value.toGenericDict();
+    for (size_t i = 0; i < tree.items.size(); ++i) {
+      const auto found = dict.find(tree.keys[i]);
+      if (found == dict.end() || !fits(tree.items[i], found->value(), leaves)) return false;
+    }
+    return true;
+  }
+  const auto parts = parts_of(value);
+  if (!parts || parts->size() != tree.items.size()) return false;
+  for (size_t i = 0; i < parts->size(); ++i)
+    if (!fits(tree.items[i], (*parts)[i], leaves)) return false;
+  return true;
+}
+
+// `(*, [*, *], mask=*)`
+std::string show_call(const Tree& args, const Tree& kwargs) {
+  std::string text;
+  for (const Tree& arg : args.items) text += (text.empty() ? "" : ", ") + show_tree(arg);
+  for (size_t i = 0; i < kwargs.items.size(); ++i)
+    text += (text.empty() ? "" : ", ") + kwargs.keys[i].toStringRef() + "=" + show_tree(kwargs.items[i]);
+  return "(" + text + ")";
+}
+
+}  // namespace
+
+Values Signature::leaves(const c10::IValue& args, const c10::IValue& kwargs) const {
+  Values found;
+  if (fits(tree.items[0], args, found) && fits(tree.items[1], kwargs, found)) return found;
+  throw InputMismatch(Misfit{
+      "arguments", "a call like " + show_call(tree.items[0], tree.items[1]),
+      show_call(tree_of(args), tree_of(kwargs)),
+      "Call it with the same positional, keyword and nested arguments as declared."}.text());
 }
 
 c10::IValue unflatten(const Tree& tree, Values& leaves, size_t& next) {

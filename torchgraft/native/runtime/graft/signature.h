@@ -48,9 +48,12 @@ struct Misfit {
 struct Signature {
   Signature(const json& data, const Place& place);
 
+  // The leaves of a call; raises `InputMismatch` where it has another structure.
+  Values leaves(const c10::IValue& args, const c10::IValue& kwargs) const;
   // Why these tensors do not fit, or nothing.
   std::optional<Misfit> misfit(const std::vector<at::Tensor>& given) const;
   std::string show() const;
+  std::string show(const TensorSpec& spec) const;
 
   std::vector<Spec> specs;
   std::vector<const TensorSpec*> tensors;
@@ -68,15 +71,14 @@ struct Signature {
 
  private:
   Size size(const json& data, int depth = 0);
-  std::string show(const Size& size, bool named) const;
+  std::string show(const Size& size) const;
+  std::string sizes(const TensorSpec& spec) const;
 };
 
 std::string shown(at::IntArrayRef sizes);  // as Python shows a tuple
 size_t leaves_of(const Tree& tree);
 bool is_known(const Tree& tree);  // it holds no object of a Python class
 
-// The leaves of a call that has the structure of a tree; raises `InputMismatch` where it has not.
-void flatten(const Tree& tree, const c10::IValue& value, Values& leaves);
 c10::IValue unflatten(const Tree& tree, Values& leaves, size_t& next);
 bool same(const c10::IValue& one, const c10::IValue& two);
 
