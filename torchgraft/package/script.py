@@ -63,6 +63,8 @@ def _arguments(program: Loaded, inputs: list[Tensor]) -> Any:
 def forget_engines() -> None:
     """Let go of the programs that ScriptModules hold; the next call loads its package again."""
     _ENGINES.clear()
+    if _torch.schemas_of("torchgraft::forget_engines"):  # the C++ runtime has some
+        torch.ops.torchgraft.forget_engines()
 
 
 def to_script(

@@ -32,7 +32,7 @@ Program program_of(const at::Tensor& engine) {
     const auto found = engines().programs.find(key);
     if (found != engines().programs.end() && !found->second.buffer.expired()) return found->second.program;
   }
-  Program loaded = load(engine);
+  Program loaded = load(engine.cpu());  // the module may have been moved to a device
   std::lock_guard<std::mutex> hold(engines().lock);
   for (auto it = engines().programs.begin(); it != engines().programs.end();)
     it = it->second.buffer.expired() ? engines().programs.erase(it) : std::next(it);
@@ -56,6 +56,9 @@ struct Registered {
           torch::Library::FRAGMENT, "torchgraft", std::nullopt, __FILE__, __LINE__));
       kept.back()->def("run_engine(Tensor[] inputs, Tensor engine) -> Tensor[]");
     }
+    kept.push_back(std::make_unique<torch::Library>(
+        torch::Library::FRAGMENT, "torchgraft", std::nullopt, __FILE__, __LINE__));
+    kept.back()->def("forget_engines() -> int", TORCH_FN(forget_engines));  // for Python
     using Key = c10::DispatchKey;  // a program may take sparse tensors, too
     for (const auto key : {Key::CPU, Key::CUDA, Key::PrivateUse1, Key::SparseCPU, Key::SparseCUDA,
                            Key::SparseCsrCPU, Key::SparseCsrCUDA}) {
@@ -68,9 +71,11 @@ struct Registered {
 
 }  // namespace
 
-void forget_engines() {
+int64_t forget_engines() {
   std::lock_guard<std::mutex> hold(engines().lock);
+  const auto count = static_cast<int64_t>(engines().programs.size());
   engines().programs.clear();
+  return count;
 }
 
 }  // namespace torchgraft
