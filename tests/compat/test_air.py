@@ -196,8 +196,49 @@ def test_options_of_npugraph_ex_do_not_leak(ascend: Path) -> None:
         torch.compile(lambda x: x + 3, backend="npugraph_ex", options={"forse_eager": True})(x)
     config = npugraph_ex.CompilerConfig()
     config.force_eager = True
+    config.post_grad_custom_post_pass = seen
     backend = npugraph_ex.get_npu_backend(compiler_config=config)
-    assert torch.compile(lambda x: x * 5, backend=backend)(x)[0] == 5
+    more = {"pattern_fusion_pass": False}
+    assert torch.compile(lambda x: x * 5, backend=backend, options=more)(x)[0] == 5
+    assert len(calls) == 2  # options change a config, and do not take its place
+    assert config.pattern_fusion_pass
+
+
+def test_options_change_a_config_of_torchair_for_one_compile(ascend: Path) -> None:
+    import torchair
+
+    seen: list[str] = []
+    config = torchair.CompilerConfig()
+    config.post_grad_custom_pre_pass = lambda gm, example_inputs, config: seen.append(
+        config.debug.run_eagerly.value
+    )
+    backend = torchair.get_npu_backend(compiler_config=config)
+    torch.compile(lambda x: x + 7, backend=backend, options={"force_eager": True})(torch.ones(2))
+    assert seen == ["1"]
+    assert not config.debug.run_eagerly
+
+
+@pytest.mark.parametrize("rest", [([torch.ones(2)],), ([torch.ones(2)], {"force_eager": 1}), ()])
+def test_a_graph_of_dynamo_is_compiled(ascend: Path, rest: Any) -> None:
+    import npugraph_ex
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (x.sinh() + 1,)
+
+    x = torch.randn(2)
+    made = npugraph_ex.compile_fx(torch.fx.symbolic_trace(Net()), *rest)
+    torch.testing.assert_close(made(x)[0], x.sinh() + 1)
+    with pytest.raises(ValueError, match="Invalid option 'eager'"):
+        npugraph_ex.compile_fx(torch.fx.symbolic_trace(Net()), options={"eager": True})
+
+
+def test_decompositions_of_npugraph_ex(ascend: Path) -> None:
+    import npugraph_ex
+
+    table = {torch.ops.aten.sinh.default: lambda x: x * 3}
+    backend = npugraph_ex.get_npu_backend(custom_decompositions=table)
+    assert torch.compile(torch.sinh, backend=backend)(torch.ones(2))[0] == 3
 
 
 ADD = """REG_OP(CompatAdd{n}).INPUT(x, ge::TensorType::ALL()).INPUT(y, ge::TensorType::ALL())
