@@ -628,6 +628,50 @@ def test_a_method_is_compiled_and_shown(ascend: Path, capsys: pytest.CaptureFixt
         model.decode(torch.ones(3, 3)).sum().backward()
 
 
+def test_every_gear_is_compiled(ascend: Path) -> None:
+    """More of them than torch.compile keeps programs of one function by default."""
+    import torchair
+
+    gears = list(range(2, 14))
+    model = torch.compile(
+        lambda x: x.cumsum(0) * 3, backend=torchair.get_npu_backend(), fullgraph=True
+    )
+    with torch._dynamo.config.patch(recompile_limit=8):
+        for size in gears:
+            x = torch.ones(size)
+            torchair.inference.set_dim_gears(x, {0: gears})
+            assert model(x)[-1] == 3 * size
+
+
+@pytest.mark.parametrize("by_pass", [False, True])
+def test_markers_by_the_names_of_npugraph_ex(ascend: Path, by_pass: bool) -> None:
+    ex = torch.ops.npugraph_ex
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        if not by_pass:
+            ex.scope_enter(["_user_stream_label"], ["side"])
+        y = torch.mm(x, x)
+        if not by_pass:
+            done = ex.record()
+            ex.scope_exit()
+            ex.wait([done])
+        return y - x
+
+    def place(gm: torch.fx.GraphModule, example_inputs: Any, config: Any) -> None:
+        [mm] = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+        with gm.graph.inserting_before(mm):
+            gm.graph.call_function(ex.scope_enter.default, (["_user_stream_label"], ["side"]))
+        with gm.graph.inserting_after(mm):
+            gm.graph.call_function(ex.scope_exit.default)
+
+    options = {"post_grad_custom_pre_pass": place} if by_pass else {}
+    x = torch.randn(3, 3)
+    torch.testing.assert_close(model(x), x @ x - x)
+    compiled = torch.compile(model, backend="npugraph_ex", options=options, fullgraph=True)
+    torch.testing.assert_close(compiled(x), x @ x - x)
+    assert [node.stream for node in graft.reports()[-1].nodes] == ["side", "main"]
+
+
 @pytest.mark.feature(
     "torchair", "dynamo_export (an exported program of torch, not a model for the NPU)"
 )

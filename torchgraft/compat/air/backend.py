@@ -186,6 +186,7 @@ def _told(config: CompilerConfig, name: str) -> Callable[..., Any] | None:
         kind = "backward" if gm.meta.get("kind") == "backward" else "forward"
         logger.debug("[%s] before [%s] execution, graph is %s", kind, name, gm.graph)
         fn(gm, example_inputs, config)
+        ops.use_air(gm)
         logger.debug("[%s] after [%s] execution, graph is %s", kind, name, gm.graph)
 
     return run
