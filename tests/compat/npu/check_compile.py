@@ -98,3 +98,28 @@ def test_a_model_on_the_host_is_compiled_for_the_device(kind: str) -> None:
         torch.testing.assert_close(compiled(where).cpu(), host(x))
     assert compiled(x).is_npu
     assert not host.weight.is_npu
+
+
+def test_what_a_trace_made_on_the_host_is_made_on_the_device() -> None:
+    """A traced model names the CPU where it makes positions and masks."""
+    torchgraft.compat.install()
+    import mindietorch
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Embedding(9, 4), nn.Linear(4, 4)])
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            at = self.layers[0](torch.arange(ids.shape[1]))
+            mask = torch.ones(ids.shape).tril()
+            return self.layers[1](self.layers[0](ids) + at) * mask[..., None]
+
+    model, ids = Model().eval(), torch.randint(0, 9, (2, 5))
+    traced = torch.jit.trace(model, ids)
+    given = [mindietorch.Input(min_shape=(1, 2), max_shape=(3, 9), dtype=torch.int64)]
+    compiled = mindietorch.compile(traced, inputs=given)
+    for rows, columns in ((2, 5), (3, 9)):
+        ids = torch.randint(0, 9, (rows, columns))
+        torch.testing.assert_close(compiled(ids.npu()).cpu(), model(ids))
+    torch.testing.assert_close(traced(ids), model(ids))  # itself stays on the host

@@ -96,10 +96,24 @@ def moved(model: Any, where: torch.device) -> Any:
     if where.type == "cpu":
         return model
     if isinstance(model, torch.jit.ScriptModule):
-        return _loaded(_saved(model), where)
+        made = _loaded(_saved(model), where)
+        _rename_devices(made, where)
+        return made
     if isinstance(model, ExportedProgram):
         return move_to_device_pass(model, where)
     return copy.deepcopy(model).to(where)
+
+
+def _rename_devices(script: torch.jit.ScriptModule, where: torch.device) -> None:
+    """Let what a trace wrote down as made on the CPU (masks, positions) be made on a device."""
+    for module in script.modules():
+        try:
+            graph: Any = module.graph
+        except RuntimeError:  # one without a forward, such as a list of modules
+            continue
+        for node in graph.findAllNodes("prim::Constant"):
+            if node.output().type().kind() == "DeviceObjType" and node.s("value") == "cpu":
+                node.s_("value", str(where))
 
 
 def _saved(script: torch.jit.ScriptModule) -> bytes:
