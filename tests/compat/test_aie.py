@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,13 @@ def test_an_engine_is_a_package(ascend: Path) -> None:
 
     x = torch.randn(2, 3)
     traced = torch.jit.trace(torch.nn.Tanh(), x)
-    data = torch_aie.export_engine(traced, inputs=[torch_aie.Input((2, 3))], path="tanh.om")
-    assert Path("tanh.om").read_bytes() == data
-    torch.testing.assert_close(graft.load("tanh.om")(x), x.tanh())
+    exported = torch.export.export(torch.nn.Tanh(), (x,))
+    for model in (traced, torch.nn.Tanh(), exported):
+        data = torch_aie.export_engine(model, inputs=[torch_aie.Input((2, 3))], path="tanh.om")
+        assert Path("tanh.om").read_bytes() == data
+        torch.testing.assert_close(graft.load("tanh.om")(x), x.tanh())
+    with pytest.raises(ValueError, match="compiles when it is called"):
+        torch_aie.export_engine(torch.nn.Tanh(), ir="torch_compile")
 
 
 @pytest.mark.feature("torch_aie", "scripted modules, with branches and lists")
@@ -136,6 +141,34 @@ def test_a_precision_is_really_computed_in(ascend: Path) -> None:
         assert torch.equal(run(chosen), traced(x))
 
 
+@pytest.mark.slow
+def test_generated_code_computes_in_half_precision(
+    ascend: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A generator that fuses calls keeps halves in float32 between them, unless told not to."""
+    import torch_aie
+
+    monkeypatch.setenv("TORCHGRAFT_MODE", "default")
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = torch.nn.Linear(16, 16), torch.nn.LayerNorm(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.nn.functional.gelu(self.norm(self.linear(x)) * 1000.3 + 2048.0)
+            return (y - 2048.0).softmax(-1)
+
+    net, x = Net().eval(), torch.randn(8, 16)
+    half = copy.deepcopy(net).half()
+    given = [torch_aie.Input(min_shape=(1, 16), max_shape=(9, 16))]
+    for inputs in ([torch_aie.Input((8, 16))], given):
+        compiled = torch_aie.compile(
+            torch.jit.trace(net, x), inputs=inputs, precision_policy=torch_aie.PrecisionPolicy.FP16
+        )
+        torch.testing.assert_close(compiled(x), half(x.half()).float(), rtol=1e-3, atol=0)
+
+
 @pytest.mark.feature("torch_aie", "truncate_long_and_double")
 def test_doubles_are_floats_where_that_is_allowed(ascend: Path) -> None:
     import torch_aie
@@ -184,6 +217,7 @@ def test_every_front_end(ascend: Path) -> None:
     ]
     for one in compiled:
         torch.testing.assert_close(one(x), net(x))
+    torch.testing.assert_close(mindietorch.compile(traced, given)(x), net(x))  # before `ir`
     with pytest.raises(TypeError, match="takes a ScriptModule, got Linear"):
         mindietorch.compile(net, ir="ts", inputs=given)
     with pytest.raises(ValueError, match=r"gears .* are for TorchScript"):
@@ -228,6 +262,8 @@ def test_what_has_no_meaning_here_is_said_once(ascend: Path) -> None:
         ({"precision_policy": "FP16"}, "expected a PrecisionPolicy"),
         ({"default_buffer_size_vec": [0]}, "from 1 to 36864"),
         ({"require_full_compilation": 1}, "expected True or False"),
+        ({"torch_executed_ops": "aten::relu"}, "expected a list"),
+        ({"default_buffer_size_vec": 500}, "expected a list"),
     ],
 )
 def test_arguments_are_checked(ascend: Path, arguments: Any, said: str) -> None:

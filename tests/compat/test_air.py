@@ -196,8 +196,49 @@ def test_options_of_npugraph_ex_do_not_leak(ascend: Path) -> None:
         torch.compile(lambda x: x + 3, backend="npugraph_ex", options={"forse_eager": True})(x)
     config = npugraph_ex.CompilerConfig()
     config.force_eager = True
+    config.post_grad_custom_post_pass = seen
     backend = npugraph_ex.get_npu_backend(compiler_config=config)
-    assert torch.compile(lambda x: x * 5, backend=backend)(x)[0] == 5
+    more = {"pattern_fusion_pass": False}
+    assert torch.compile(lambda x: x * 5, backend=backend, options=more)(x)[0] == 5
+    assert len(calls) == 2  # options change a config, and do not take its place
+    assert config.pattern_fusion_pass
+
+
+def test_options_change_a_config_of_torchair_for_one_compile(ascend: Path) -> None:
+    import torchair
+
+    seen: list[str] = []
+    config = torchair.CompilerConfig()
+    config.post_grad_custom_pre_pass = lambda gm, example_inputs, config: seen.append(
+        config.debug.run_eagerly.value
+    )
+    backend = torchair.get_npu_backend(compiler_config=config)
+    torch.compile(lambda x: x + 7, backend=backend, options={"force_eager": True})(torch.ones(2))
+    assert seen == ["1"]
+    assert not config.debug.run_eagerly
+
+
+@pytest.mark.parametrize("rest", [([torch.ones(2)],), ([torch.ones(2)], {"force_eager": 1}), ()])
+def test_a_graph_of_dynamo_is_compiled(ascend: Path, rest: Any) -> None:
+    import npugraph_ex
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (x.sinh() + 1,)
+
+    x = torch.randn(2)
+    made = npugraph_ex.compile_fx(torch.fx.symbolic_trace(Net()), *rest)
+    torch.testing.assert_close(made(x)[0], x.sinh() + 1)
+    with pytest.raises(ValueError, match="Invalid option 'eager'"):
+        npugraph_ex.compile_fx(torch.fx.symbolic_trace(Net()), options={"eager": True})
+
+
+def test_decompositions_of_npugraph_ex(ascend: Path) -> None:
+    import npugraph_ex
+
+    table = {torch.ops.aten.sinh.default: lambda x: x * 3}
+    backend = npugraph_ex.get_npu_backend(custom_decompositions=table)
+    assert torch.compile(torch.sinh, backend=backend)(torch.ones(2))[0] == 3
 
 
 ADD = """REG_OP(CompatAdd{n}).INPUT(x, ge::TensorType::ALL()).INPUT(y, ge::TensorType::ALL())
@@ -585,6 +626,50 @@ def test_a_method_is_compiled_and_shown(ascend: Path, capsys: pytest.CaptureFixt
         torchair.inference.set_dim_gears(torch.ones(4), {0: [1, 2]})
     with pytest.raises(Exception, match="Backward cache compilation is not supported yet"):
         model.decode(torch.ones(3, 3)).sum().backward()
+
+
+def test_every_gear_is_compiled(ascend: Path) -> None:
+    """More of them than torch.compile keeps programs of one function by default."""
+    import torchair
+
+    gears = list(range(2, 14))
+    model = torch.compile(
+        lambda x: x.cumsum(0) * 3, backend=torchair.get_npu_backend(), fullgraph=True
+    )
+    with torch._dynamo.config.patch(recompile_limit=8):
+        for size in gears:
+            x = torch.ones(size)
+            torchair.inference.set_dim_gears(x, {0: gears})
+            assert model(x)[-1] == 3 * size
+
+
+@pytest.mark.parametrize("by_pass", [False, True])
+def test_markers_by_the_names_of_npugraph_ex(ascend: Path, by_pass: bool) -> None:
+    ex = torch.ops.npugraph_ex
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        if not by_pass:
+            ex.scope_enter(["_user_stream_label"], ["side"])
+        y = torch.mm(x, x)
+        if not by_pass:
+            done = ex.record()
+            ex.scope_exit()
+            ex.wait([done])
+        return y - x
+
+    def place(gm: torch.fx.GraphModule, example_inputs: Any, config: Any) -> None:
+        [mm] = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+        with gm.graph.inserting_before(mm):
+            gm.graph.call_function(ex.scope_enter.default, (["_user_stream_label"], ["side"]))
+        with gm.graph.inserting_after(mm):
+            gm.graph.call_function(ex.scope_exit.default)
+
+    options = {"post_grad_custom_pre_pass": place} if by_pass else {}
+    x = torch.randn(3, 3)
+    torch.testing.assert_close(model(x), x @ x - x)
+    compiled = torch.compile(model, backend="npugraph_ex", options=options, fullgraph=True)
+    torch.testing.assert_close(compiled(x), x @ x - x)
+    assert [node.stream for node in graft.reports()[-1].nodes] == ["side", "main"]
 
 
 @pytest.mark.feature(

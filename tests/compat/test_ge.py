@@ -180,3 +180,79 @@ def test_a_builder_of_an_older_file(ascend: Path, my_op: Any) -> None:
     x, w = torch.randn(2, 3), torch.randn(2, 3)
     fn = torch.compile(my_op, backend=torchair.get_npu_backend())
     torch.testing.assert_close(fn(x, w), x + w + 1)
+
+
+GENERATED = """
+from torchair._ge_concrete_graph.compat_ir import IrDef, ge_op
+from torchair._ge_concrete_graph.ge_ir_pb2 import GraphDef, OpDef, TensorDef, TensorDescriptor
+from torchair.ge import attr
+from torchair.ge._ge_graph import DataType, TensorType, auto_convert_to_tensor, compat_as_bytes
+from torchair.ge._ge_graph import compat_as_bytes_list, get_default_ge_graph, get_invalid_desc
+from torchair.ge._ge_graph import next_unique_name, trans_to_list_list_float
+from torchair.ge._ge_graph import trans_to_list_list_int
+
+
+@auto_convert_to_tensor([False, False], [False, False])
+def KeepRow(cache, x, *, row, spans=[[0, 1]], dependencies=[], node_name=None):
+    ir = IrDef("KeepRow").input("cache", "DT_FLOAT").input("x", "DT_FLOAT")
+    ir = ir.required_attr("row", attr.Int).attr("spans", attr.ListListInt([[0, 1]]))
+    return ge_op(
+        op_type="KeepRow",
+        inputs={"cache": cache, "x": x},
+        attrs={"row": attr.Int(row), "spans": attr.ListListInt(spans)},
+        outputs=["cache", "twice"],
+        dependencies=dependencies,
+        ir=ir.output("cache", "DT_FLOAT").output("twice", "DT_FLOAT"),
+    )
+
+
+@auto_convert_to_tensor([False], [False])
+def Spans(x, *, spans, dependencies=[], node_name=None):
+    op = get_default_ge_graph().op.add()
+    op.type = "Spans"
+    op.name = next_unique_name(node_name, "Spans")
+    op.input.append(x.tensor)
+    op.input_desc.add().CopyFrom(x.desc)
+    op.input_desc[-1].name = "x"
+    op.attr["spans"].list_list_int.CopyFrom(trans_to_list_list_int(spans))
+    op.output_desc.add().name = "y"
+    return Tensor(op, 0)
+"""
+
+
+def test_a_generated_file_imports_what_it_does_not_use(ascend: Path, my_op: Any) -> None:
+    """And an operator that writes to its input gives that input, as its prototype says."""
+    import torchair
+    from torchair.ge import Tensor
+
+    made: dict[str, Any] = {"Tensor": Tensor}
+    exec(GENERATED, made)
+    header = ascend / "spans.h"
+    header.write_text(
+        "REG_OP(Spans).INPUT(x, TensorType::ALL()).OUTPUT(y, TensorType::ALL())"
+        ".REQUIRED_ATTR(spans, ListListInt).OP_END_FACTORY_REG(Spans)",
+        encoding="utf-8",
+    )
+    graft.load_prototypes(header)
+    register_kernel("Spans", lambda x, *, spans: x + sum(map(sum, spans)))
+
+    def keep(cache: Any, x: Any, *, row: int, spans: Any) -> Any:
+        cache[row] = x[0]
+        return x * 2
+
+    register_kernel("KeepRow", keep)
+
+    @torchair.register_fx_node_ge_converter(my_op)
+    def mix(x: Any, w: Any) -> Any:
+        assert (x.index, x.rank) == (0, 2)
+        cache, twice = made["KeepRow"](torchair.ge.Clone(x), w, row=1)
+        spans = made["Spans"](cache, spans=[[1, 2], [3]])
+        return torchair.ge.custom_op("Add", inputs={"x1": spans, "x2": twice}, outputs=["y"])
+
+    x, w = torch.randn(2, 3), torch.randn(2, 3)
+    fn = torch.compile(my_op, backend=torchair.get_npu_backend())
+    torch.testing.assert_close(fn(x, w), torch.stack([x[0], w[0]]) + 6 + 2 * w)
+    with pytest.raises(NotOnThisDevice, match="protobuf"):
+        made["GraphDef"]()
+    with pytest.raises(TypeError, match="expected an operator"):
+        torchair.register_fx_node_ge_converter("aten::sin")

@@ -90,6 +90,7 @@ def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
         "torch.npu.NPUGraph().replay()\n"
         "torch.npu.ExternalEvent()\n"
         "torch.ops.npu.npu_mla_prolog(1)\n"
+        "torch.npu.synchronise()\n"
     )
     is_available = torch.cuda.is_available
     found = check.check(script)
@@ -106,6 +107,7 @@ def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
         (12, "debug.graph_dmup.type", True),
         (15, "torch.npu.ExternalEvent", True),
         (16, "torch.ops.npu.npu_mla_prolog", True),
+        (17, "torch.npu.synchronise", True),
     ]
     shown = CliRunner().invoke(main, ["run", "--check", str(script)])
     assert shown.exit_code == 1
@@ -237,7 +239,7 @@ def test_mixed_precision_generators_and_pinned_memory(ascend: Path) -> None:
 @pytest.mark.feature("torch_npu", "contrib.transfer_to_npu: code that says cuda")
 def test_code_that_says_cuda(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
-        "import torch, torch_npu\n"
+        "import sys, torch, torch_npu\n"
         "from torch_npu.contrib import transfer_to_npu\n"
         "assert torch.cuda.is_available()\n"
         "drawn = []\n"
@@ -256,13 +258,27 @@ def test_code_that_says_cuda(tmp_path: Path) -> None:
         "with torch.cuda.stream(stream), torch.autocast('cuda'):\n"
         "    y = model(x)\n"
         "torch.cuda.synchronize()\n"
+        "drawn = torch.rand(2, device='cuda', generator=torch.Generator('cuda').manual_seed(1))\n"
+        "with stream:\n"
+        "    assert torch.cuda.current_stream() is stream\n"
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('nccl', 'file:///' + sys.argv[1], rank=0, world_size=1)\n"
+        "assert dist.get_backend() == 'hccl'\n"
+        "dist.all_reduce(total := torch.ones(2).cuda())\n"
+        "dist.destroy_process_group()\n"
+        "graph = torch.cuda.CUDAGraph()\n"
+        "with torch.cuda.graph(graph):\n"
+        "    twice = total * 2\n"
+        "graph.replay()\n"
+        "assert twice.tolist() == [2, 2]\n"
         "scaler = torch.cuda.amp.GradScaler()\n"
         "with torch.cuda.amp.autocast(dtype=torch.bfloat16):\n"
         "    print(y.dtype, model(x).dtype, y.device.type)\n"
     )
     auto: list[list[str]] = [] if torch.cuda.is_available() else [[]]
     for options in [["--device", "cpu"], *auto]:
-        ran = torchgraft_command("run", *options, "script.py", cwd=tmp_path)
+        store = str(tmp_path / f"store{len(options)}")
+        ran = torchgraft_command("run", *options, "script.py", store, cwd=tmp_path)
         assert ran.stdout == "torch.float16 torch.bfloat16 cpu\n", ran.stderr
 
 

@@ -321,6 +321,9 @@ def test_a_module_is_compiled_in_a_cpp_program(
     done = process.run(command, env=environment)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.rpartition(":")[2]) < 1e-5
+    del environment["TORCHGRAFT_PYTHON"]  # that of its torch, whatever the path has
+    done = process.run(command, env=environment | {"PATH": "/usr/bin:/bin"})
+    assert done.returncode == 0, done.stderr
     environment["TORCHGRAFT_PYTHON"] = "/no/such/python"
     done = process.run(command, env=environment)
     assert done.returncode == 1

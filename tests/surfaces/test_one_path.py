@@ -23,6 +23,7 @@ from torchgraft import _torch
 from torchgraft.backend import torchgraft
 from torchgraft.errors import InputMismatch
 from torchgraft.native import driver
+from torchgraft.package.script import forget_engines
 
 pytestmark = pytest.mark.slow
 NOTE = "its plan is walked in C++"
@@ -48,6 +49,18 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, str], graft.Compile
         return program
 
     return loaded
+
+
+def test_programs_of_the_cpp_loader_are_let_go(tmp_path: Path) -> None:
+    graft.compile(nn.Linear(4, 2), (x := torch.randn(3, 4),)).save(path := tmp_path / "m.graft")
+    forget_engines()
+    engine = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+    for _ in range(2):
+        torch.ops.torchgraft.run_engine([x], engine)
+        assert torch.ops.torchgraft.forget_engines() == 1
+    torch.ops.torchgraft.run_engine([x], engine)
+    forget_engines()
+    assert torch.ops.torchgraft.forget_engines() == 0
 
 
 def branches(x: Tensor) -> Tensor:

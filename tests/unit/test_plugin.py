@@ -525,8 +525,31 @@ def test_the_folder_is_checked_before_it_is_loaded(tmp_path: pathlib.Path, name:
     with pytest.raises(UnsupportedFile, match="outside of the folder"):
         plugin.load(home)
     (home / "manifest.json").write_text('{"format": 99}')
-    with pytest.raises(UnsupportedFile, match="format is not 2"):
+    with pytest.raises(UnsupportedFile, match="format is not 3"):
         plugin.load(home)
+
+
+def test_a_kernel_in_python_is_kept_and_loaded_elsewhere(tmp_path: pathlib.Path) -> None:
+    """Those of an NPU's own language have a stand-in that is as short as what they compute."""
+    (tmp_path / "plug.h").write_text(
+        "REG_OP(PlugInPython).INPUT(x, TensorType::ALL()).INPUT(y, TensorType::ALL())"
+        ".OUTPUT(z, TensorType::ALL()).OP_END_FACTORY_REG(PlugInPython)"
+    )
+    kernel = tmp_path / "plug.py"
+    kernel.write_text(
+        "import torchgraft as graft\nfrom torch import Tensor\n\n\n"
+        "@graft.op('ge::PlugInPython')\ndef plug(x: Tensor, y: Tensor) -> Tensor:\n"
+        "    return x - y\n"
+    )
+    plugin.build([tmp_path / "plug.h", kernel], tmp_path / "kept")
+    kernel.unlink()
+    script = (
+        f"import torch, torchgraft as graft\ngraft.load_ops({str(tmp_path / 'kept')!r})\n"
+        f"graft.load_ops({str(tmp_path / 'kept')!r})\n"
+        "print(torch.ops.ge.PlugInPython(torch.tensor(5), torch.tensor(2)).item())"
+    )
+    done = process.run([sys.executable, "-c", script])
+    assert done.stdout.strip() == "3", done.stderr
 
 
 def test_a_file_of_no_known_kind(tmp_path: pathlib.Path) -> None:

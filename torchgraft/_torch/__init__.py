@@ -676,6 +676,13 @@ def mark_static(tensor: Tensor, dim: int) -> None:
     torch._dynamo.mark_static(tensor, dim)
 
 
+def allow_recompiles(count: int) -> None:
+    """Let torch.compile keep at least this many programs of one function (torch 2.11 to 2.13)."""
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, count)
+
+
 def register_backend(name: str, compiler: Callable[..., Any]) -> None:
     """Let `torch.compile(backend=name)` find a compiler; one of that name stays (2.11 to 2.13)."""
     from torch._dynamo.backends import registry

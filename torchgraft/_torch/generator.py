@@ -26,6 +26,8 @@ from torchgraft import _torch
 from torchgraft._torch import Flat, fake_mode_of, rows
 from torchgraft._torch.together import together
 
+_HALVES = (torch.float16, torch.bfloat16)
+
 
 def known_options() -> frozenset[str]:
     from torch._inductor import list_options
@@ -181,6 +183,25 @@ def laid_out() -> Any:
     from torch._inductor import inductor_prims
 
     return inductor_prims.force_stride_order
+
+
+@contextlib.contextmanager
+def rounding(gm: GraphModule, table: Mapping[Any, Any]) -> Iterator[None]:
+    """While a graph comes apart by a table: mark the calls whose halves are rounded, as they are in
+    eager mode. Inductor keeps them in float32 between the calls of a kernel otherwise.
+
+    The mark is what its option `emulate_precision_casts` looks for, and what torch's tracing
+    leaves where it is on; calls that are not traced again get it here. torch 2.11 to 2.13.
+    """
+    from torch._inductor import config
+
+    for node in gm.graph.nodes:
+        values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+        halves = any(isinstance(v, Tensor) and v.dtype in _HALVES for v in values)
+        if halves and node.op == "call_function" and node.target not in table:
+            node.meta["low_precision_pointwise_barrier"] = True
+    with config.patch(emulate_precision_casts=True):
+        yield
 
 
 @contextlib.contextmanager

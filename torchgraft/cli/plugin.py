@@ -22,7 +22,7 @@ def op_plugin(
 ) -> None:
     """Declare the operators of FILES under npu:: and build their C++ kernels.
 
-    FILES are functions (.yaml), kernels (.cpp), prototypes (.h, .json), and derivatives*.yaml,
+    FILES are functions (.yaml), kernels (.cpp, .py), prototypes (.h, .json), and derivatives*.yaml,
     deprecated*.yaml and atb_ops*.yaml, which are found beside functions. Only what changed is built
     again.
     Exits with 1, and keeps nothing, when an entry cannot be read or a kernel does not build.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -88,7 +89,10 @@ def prepared(
     if checked and all(map(_lays_out, gm.graph.nodes)):
         options = _UNASKED | options
     onednn = by_onednn(gm)
-    gm = decompose(gm, inputs, _torch.inductor_decompositions())
+    table = _torch.inductor_decompositions()
+    rounds = bool(options.get("emulate_precision_casts"))
+    with generator.rounding(gm, table) if rounds else contextlib.nullcontext():
+        gm = decompose(gm, inputs, table)
     gm.meta.pop("fake_mode", None)  # Inductor's cache key holds `meta`, and no mode can be pickled
     hold_views(gm, mode)
     if not timed:  # it compares kernels with epilogues of their own

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from torchgraft import compat
-from torchgraft.compat import common
 from torchgraft.compat.air.config import CompilerConfig, NpuGraphExConfig
 from torchgraft.compat.options import Section
 from torchgraft.compat.refused import FUSED, REFUSED
@@ -101,9 +100,9 @@ def _missing(name: str) -> str | None:
             return nearest
     if name.startswith("torch.ops.npu."):  # whatever it is when the script runs, if it is known
         return FUSED.get(name.removeprefix("torch.ops.npu."))
-    head, *rest = name.split(".")
     if name.startswith("torch.npu."):
-        return common.REFUSED.get(rest[1])
+        name = name.replace("torch.", "torch_npu.", 1)
+    head, *rest = name.split(".")
     if head not in compat.NAMES:
         return None
     held: Any = importlib.import_module(head)
@@ -117,7 +116,7 @@ def _missing(name: str) -> str | None:
         except NotOnThisDevice as error:
             return error.nearest
         except AttributeError:
-            if importlib.util.find_spec(walked) is None:
+            if not hasattr(held, "__path__") or importlib.util.find_spec(walked) is None:
                 return "there is nothing of this name; is it private, or of another version?"
             if walked == name:
                 return None  # a module: importing it may change the process (`transfer_to_npu`)

@@ -138,7 +138,16 @@ REFUSED = {
     "compiles.",
     "ExternalEvent": "Update a graph before it is replayed: NPUGraph.update, "
     "torch.npu.graph_task_update_begin.",
-    "caching_allocator_alloc": "Use torch.empty(..., device='npu').",
+    **dict.fromkeys(
+        ("caching_allocator_alloc", "caching_allocator_delete"),
+        "Use torch.empty(..., device='npu').",
+    ),
+    "memory_snapshot": "Use torch.npu.memory_stats.",
+    "utilization": "Use torch_npu.profiler.",
+    **dict.fromkeys(
+        ("npu_check_overflow", "get_npu_overflow_flag", "clear_npu_overflow_flag"),
+        "Use torch.isfinite.",
+    ),
     **dict.fromkeys(
         ("FloatTensor", "HalfTensor", "BFloat16Tensor", "DoubleTensor", "LongTensor", "IntTensor"),
         "Use torch.tensor(..., dtype=..., device='npu').",

@@ -118,7 +118,7 @@ def activate() -> None:
     _set(torch.Tensor, "is_npu", property(lambda self: self.device.type == chosen))
     _set(threading.Thread, "start", _in_threads(chosen, threading.Thread.start))
     _set(torch.amp.autocast, "__init__", autocasts(lambda name: mapped(name, chosen)))
-    _set(torch, "Generator", _generators(chosen))
+    _set(torch, "Generator", generators(lambda where: mapped(where, chosen)))
     if chosen == "cpu":
         _set(torch.Tensor, "record_stream", lambda self, stream: None)  # it waits for nobody
         _set(DistributedDataParallel, "__init__", _without_ids(DistributedDataParallel.__init__))
@@ -179,8 +179,9 @@ def autocasts(change: Callable[[str], Any]) -> Callable[..., None]:
     return init
 
 
-def _generators(chosen: str) -> Any:
-    """`torch.Generator`, for which `npu` is another device. Its objects are torch's own."""
+def generators(change: Callable[[Any], Any]) -> Any:
+    """`torch.Generator`, for the device that `change` makes of the named one. Its objects are
+    torch's own."""
     plain = torch.Generator
 
     class Of(type):
@@ -189,7 +190,7 @@ def _generators(chosen: str) -> Any:
 
     class Generator(metaclass=Of):
         def __new__(cls, device: Any = "cpu") -> Any:
-            return plain(mapped(device, chosen))
+            return plain(change(device))
 
     return Generator
 

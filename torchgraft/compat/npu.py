@@ -33,6 +33,7 @@ class Stream:
     def __init__(self, device: Any = None, priority: int = 0, label: str | None = None) -> None:
         self.device, self.priority = torch.device("cpu"), priority
         self.label = label or _fresh()
+        self._entered: list[contextlib.AbstractContextManager[None]] = []
 
     def synchronize(self) -> None: ...
 
@@ -50,6 +51,14 @@ class Stream:
         event = event or Event()
         event.record(self)
         return event
+
+    def __enter__(self) -> Stream:
+        self._entered.append(stream(self))
+        self._entered[-1].__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._entered.pop().__exit__(*raised)
 
 
 class Event:

@@ -16,6 +16,12 @@ from torchgraft.package.save import packaged
 from torchgraft.package.script import to_script
 
 
+def rounding(precision: str | None) -> dict[str, bool]:
+    """Options of Inductor with which halves are rounded after every call, as on an NPU; it keeps
+    them in float32 inside a kernel otherwise."""
+    return {"emulate_precision_casts": True} if precision in ("float16", "mixed-float16") else {}
+
+
 def serve(folder: str) -> None:
     """Compile `given.pt` as `request.json` says; leaves `module.pt`, `program.graft` and
     `answer.json`, which has the error where there was one."""
@@ -32,6 +38,7 @@ def _compile(place: Path, request: Mapping[str, Any]) -> None:
     module = torch.jit.load(place / "given.pt").eval()  # type: ignore[no-untyped-call]
     config = Config(
         precision=request["precision"],
+        inductor=rounding(request["precision"]),
         min_block_size=request["min_block_size"],
         require_full_compilation=request["require_full_compilation"],
         torch_executed_ops=tuple(request["torch_executed_ops"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import warnings
 
 import pytest
 import torch
@@ -66,7 +67,59 @@ def test_a_module_of_torch_aie_runs_on_the_device(tmp_path: pathlib.Path) -> Non
     torch_aie.compile(traced, inputs=given).save(str(tmp_path / "linear.ts"))
     torch_aie.finalize()
     loaded = torch.jit.load(str(tmp_path / "linear.ts"))
-    for where in (x, x.npu(), x.double()):
-        result = loaded(where)
-        assert result.is_npu
-        torch.testing.assert_close(result.cpu(), host(x))
+    for module in (loaded, loaded.to("npu")):
+        for where in (x, x.npu(), x.double()):
+            result = module(where)
+            assert result.is_npu
+            torch.testing.assert_close(result.cpu(), host(x))
+    torch_aie.finalize()
+    torch.testing.assert_close(loaded(x).cpu(), host(x))  # its engine is on the device, too
+
+
+@pytest.mark.parametrize("kind", ["module", "exported", "traced"])
+def test_a_model_on_the_host_is_compiled_for_the_device(kind: str) -> None:
+    """Nothing is generated for the device, so that nothing is missing from a full compilation."""
+    torchgraft.compat.install()
+    import mindietorch
+
+    host, x = nn.Linear(4, 2).eval(), torch.randn(3, 4)
+    made = {
+        "module": lambda: host,
+        "exported": lambda: torch.export.export(host, (x,)),
+        "traced": lambda: torch.jit.trace(host, x),
+    }
+    given = [mindietorch.Input((3, 4))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model = made[kind]()
+        compiled = mindietorch.compile(model, inputs=given, require_full_compilation=True)
+        assert len(mindietorch.export_engine(model, inputs=given)) > 0
+    for where in (x, x.npu()):
+        torch.testing.assert_close(compiled(where).cpu(), host(x))
+    assert compiled(x).is_npu
+    assert not host.weight.is_npu
+
+
+def test_what_a_trace_made_on_the_host_is_made_on_the_device() -> None:
+    """A traced model names the CPU where it makes positions and masks."""
+    torchgraft.compat.install()
+    import mindietorch
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Embedding(9, 4), nn.Linear(4, 4)])
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            at = self.layers[0](torch.arange(ids.shape[1]))
+            mask = torch.ones(ids.shape).tril()
+            return self.layers[1](self.layers[0](ids) + at) * mask[..., None]
+
+    model, ids = Model().eval(), torch.randint(0, 9, (2, 5))
+    traced = torch.jit.trace(model, ids)
+    given = [mindietorch.Input(min_shape=(1, 2), max_shape=(3, 9), dtype=torch.int64)]
+    compiled = mindietorch.compile(traced, inputs=given)
+    for rows, columns in ((2, 5), (3, 9)):
+        ids = torch.randint(0, 9, (rows, columns))
+        torch.testing.assert_close(compiled(ids.npu()).cpu(), model(ids))
+    torch.testing.assert_close(traced(ids), model(ids))  # itself stays on the host

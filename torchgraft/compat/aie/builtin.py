@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from torchgraft import _torch
 from torchgraft.compat.refused import REFUSED
+from torchgraft.compile import Compiled
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
 from torchgraft.errors import NotOnThisDevice
@@ -46,6 +48,13 @@ def activate() -> None:
 def of_script(script: torch.jit.ScriptModule) -> list[str]:
     """The names of such operators in a script."""
     return re.findall(rf" = {SPACE}::(\w+)", str(script.inlined_graph))
+
+
+def of_program(compiled: Compiled) -> list[str]:
+    """The names of such operators in the graphs that a program is made from."""
+    targets = [node.target for taken in compiled.captures for node in taken.gm.graph.nodes]
+    ops = [target for target in targets if _torch.is_op(target) and target.namespace == SPACE]
+    return [op._schema.name.partition("::")[2] for op in ops]
 
 
 def check(names: Iterable[str], config: Config) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 import torchgraft as graft
-from torchgraft.compat import settings
+from torchgraft import _torch
 from torchgraft.compat.aie import builtin, engine
 from torchgraft.compat.aie.inputs import native_inputs
 from torchgraft.compat.aie.spec import Spec
@@ -20,20 +20,25 @@ from torchgraft.compat.watch import watch
 _IRS = ("default", "torchscript", "ts", "dynamo", "torch_compile")
 
 
-def compile(module: Any, ir: str = "default", inputs: Any = None, **kwargs: Any) -> Any:
-    """Compile a module for its inputs. A ScriptModule stays one, to save, load and run."""
+def compile(module: Any, ir: Any = "default", inputs: Any = None, **kwargs: Any) -> Any:
+    """Compile a module for its inputs. A ScriptModule stays one, to save, load and run.
+
+    The inputs may come second, as in versions before there was an `ir`.
+    """
+    if isinstance(ir, (list, tuple)) and inputs is None:
+        ir, inputs = "default", ir
     kind = _kind(module, ir)
     spec = Spec.of(kwargs)
-    config = spec.config(None)
-    config = config.replace(mode=settings.mode(config.mode))
+    config = spec.config()
     if kind == "torch_compile":
         return torch.compile(module, backend=graft.backend(config))
     if kind == "dynamo":
-        given = None if isinstance(module, ExportedProgram) else native_inputs(inputs, gears=False)
-        compiled = graft.compile(module, given, config=config)
-        named = [node.op.split(".") for node in compiled.report.nodes]
-        builtin.check([words[1] for words in named if words[0] == builtin.SPACE], config)
-        return Compiled(compiled)
+        where = engine.device()
+        compiled = graft.compile(
+            engine.moved(module, where), _inputs(module, inputs), config=config
+        )
+        builtin.check(builtin.of_program(compiled), config)
+        return Compiled(compiled, where)
     builtin.check(builtin.of_script(module), config)
     given = native_inputs(inputs, engine.device())
     return engine.module(module, given, config, narrow=spec.truncate_long_and_double)
@@ -55,14 +60,11 @@ def export_engine(
     if method_name != "forward":
         raise ValueError(f"method_name: expected 'forward', got {method_name!r}")
     kind = _kind(module, ir)
-    if kind != "ts":
-        raise ValueError("export_engine: expected a ScriptModule (torch.jit.trace or script it)")
-    spec = Spec.of({**kwargs, "require_full_compilation": True})
-    config = spec.config(None)
-    mode = settings.mode(config.mode)
-    config = config.replace(mode=mode, require_full_compilation=mode != "eager")
-    builtin.check(builtin.of_script(module), config)
-    _, data = engine.package(module, native_inputs(inputs, engine.device()), config)
+    if kind == "torch_compile":
+        raise ValueError("export_engine: ir='torch_compile' compiles when it is called")
+    config = Spec.of({**kwargs, "require_full_compilation": True}).config()
+    compiled, data = engine.package(module, _inputs(module, inputs), config)
+    builtin.check(builtin.of_program(compiled), config)
     if path is not None:
         with open(path, "wb") as file:
             file.write(data)
@@ -72,12 +74,23 @@ def export_engine(
 class Compiled(torch.nn.Module):
     """A compiled program as a module."""
 
-    def __init__(self, program: graft.Compiled) -> None:
+    def __init__(self, program: graft.Compiled, device: torch.device) -> None:
         super().__init__()
-        self.program = program
+        self.program, self.device = program, device
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, tree = _torch.flatten((args, kwargs))
+        there = [one.to(self.device) if isinstance(one, Tensor) else one for one in leaves]
+        args, kwargs = _torch.unflatten(there, tree)
         return self.program(*args, **kwargs)
+
+
+def _inputs(module: Any, given: Any) -> tuple[graft.Input, ...] | None:
+    """The inputs on the device; an exported program knows its own."""
+    if isinstance(module, ExportedProgram):
+        return None
+    gears = isinstance(module, torch.jit.ScriptModule)
+    return native_inputs(given, engine.device(), gears=gears)
 
 
 def _kind(module: Any, ir: str) -> str:
@@ -105,8 +118,7 @@ def mindie_backend(
     **_: Any,
 ) -> Callable[..., Any]:
     """The backend `mindie` of torch.compile; `options` are arguments of `compile`."""
-    config = Spec.of(dict(options or {})).config(None)
-    config = config.replace(mode=settings.mode(config.mode))
+    config = Spec.of(dict(options or {})).config()
     made: Callable[..., Any] = graft.backend(config, on_program=watch)(gm, example_inputs)
     return made
 

@@ -8,17 +8,20 @@ first meets it in a process.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import json
 import threading
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.passes import move_to_device_pass
 
 import torchgraft as graft
 from torchgraft import _torch
@@ -37,6 +40,7 @@ _FIELDS = (
     "min_block_size",
     "torch_executed_ops",
     "torch_executed_modules",
+    "inductor",
 )
 _MOST = 1 << 31
 _WIDE = {torch.int32: torch.int64, torch.float32: torch.float64}
@@ -48,10 +52,10 @@ def device() -> torch.device:
 
 
 def package(
-    script: torch.jit.ScriptModule, inputs: Sequence[graft.Input], config: graft.Config
+    model: Any, inputs: Sequence[graft.Input] | None, config: graft.Config
 ) -> tuple[Compiled, bytearray]:
     """A program for the device that is, or stands for, the NPU, and its package."""
-    compiled, made = packaged(_moved(script, device()), tuple(inputs), config)
+    compiled, made = packaged(moved(model, device()), inputs, config)
     return compiled, made.content()
 
 
@@ -87,11 +91,29 @@ def forget() -> None:
     forget_engines()
 
 
-def _moved(script: torch.jit.ScriptModule, where: torch.device) -> torch.jit.ScriptModule:
-    """The script itself, or a copy of it on another device."""
+def moved(model: Any, where: torch.device) -> Any:
+    """The model itself, or a copy of it on another device."""
     if where.type == "cpu":
-        return script
-    return _loaded(_saved(script), where)
+        return model
+    if isinstance(model, torch.jit.ScriptModule):
+        made = _loaded(_saved(model), where)
+        _rename_devices(made, where)
+        return made
+    if isinstance(model, ExportedProgram):
+        return move_to_device_pass(model, where)
+    return copy.deepcopy(model).to(where)
+
+
+def _rename_devices(script: torch.jit.ScriptModule, where: torch.device) -> None:
+    """Let what a trace wrote down as made on the CPU (masks, positions) be made on a device."""
+    for module in script.modules():
+        try:
+            graph: Any = module.graph
+        except RuntimeError:  # one without a forward, such as a list of modules
+            continue
+        for node in graph.findAllNodes("prim::Constant"):
+            if node.output().type().kind() == "DeviceObjType" and node.s("value") == "cpu":
+                node.s_("value", str(where))
 
 
 def _saved(script: torch.jit.ScriptModule) -> bytes:
@@ -182,7 +204,7 @@ def _input(row: dict[str, Any], device: torch.device) -> graft.Input:
 def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [one if isinstance(one, str) else str(one) for one in value]
-    return value
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _run(engine: Tensor, xs: list[Tensor]) -> list[Tensor]:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torchgraft as graft
-from torchgraft.compat import notes
+from torchgraft.compat import notes, settings
 from torchgraft.compat.aie.enums import PRECISION, PrecisionPolicy
+from torchgraft.native.frontend import rounding
 
 SUPPORT_SOC_NAME = (
     "Ascend310P1",
@@ -58,6 +59,9 @@ class Spec:
                 raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         _whole("min_block_size", self.min_block_size, 0, _MOST_BLOCK)
         _whole("optimization_level", self.optimization_level, 0, 2)
+        for name in ("torch_executed_ops", "torch_executed_modules", "default_buffer_size_vec"):
+            if not isinstance(getattr(self, name), (list, tuple)):
+                raise ValueError(f"{name}: expected a list, got {getattr(self, name)!r}")
         for size in self.default_buffer_size_vec:
             _whole("default_buffer_size_vec", size, 1, _MOST_BUFFER)
         if self.soc_version not in SUPPORT_SOC_NAME:
@@ -76,19 +80,21 @@ class Spec:
                 raise TypeError(f"compile() got an unexpected argument {name!r}; it takes {known}")
         return Spec(**arguments)
 
-    def config(self, mode: str | None) -> graft.Config:
+    def config(self) -> graft.Config:
         """The same as torchgraft's. Doubles are computed as floats where that is allowed; 64-bit
-        integers stay exact."""
+        integers stay exact. Where nothing is compiled, nothing is missing from it."""
+        mode = settings.mode("max-autotune" if self.optimization_level == 2 else "default")
         precision = PRECISION[self.precision_policy]
         if precision is None and self.truncate_long_and_double:
             precision = "float32"
         return graft.Config(
-            mode=mode or ("max-autotune" if self.optimization_level == 2 else "default"),
+            mode=mode,
             precision=precision,
-            require_full_compilation=self.require_full_compilation,
+            require_full_compilation=self.require_full_compilation and mode != "eager",
             min_block_size=max(self.min_block_size, 1),
             torch_executed_ops=tuple(self.torch_executed_ops),
             torch_executed_modules=tuple(self.torch_executed_modules),
+            inductor=rounding(precision),
         )
 
 

@@ -14,7 +14,13 @@ import torchgraft as graft
 from torchgraft.backend import compile_graph
 from torchgraft.compat import notes, settings
 from torchgraft.compat.air import convert, dump, ops, scope
-from torchgraft.compat.air.config import CompilerConfig, NpuGraphExConfig, as_torchair, from_options
+from torchgraft.compat.air.config import (
+    CompilerConfig,
+    NpuGraphExConfig,
+    as_torchair,
+    from_options,
+    with_options,
+)
 from torchgraft.compat.air.log import logger
 from torchgraft.passes.pattern.define import Pattern
 from torchgraft.passes.registry import current
@@ -56,9 +62,7 @@ def npu_backend(
     """What torch.compile calls. `options` are those of npugraph_ex, for this compile only."""
     config = compiler_config if compiler_config is not None else CompilerConfig()
     if options:
-        given = from_options(dict(options))
-        notes.without_effect("npugraph_ex.", given.idle())
-        config = as_torchair(given)
+        config = with_options(config, options)
     dumps = dump.Dumps(config, next(_NUMBERS))
     made = graft.backend(native(config, dumps, decompositions or {}), on_program=dumps.finish)
     compiled: Callable[..., Any] = made(gm, example_inputs)
@@ -67,25 +71,53 @@ def npu_backend(
 
 def npugraph_ex_backend(
     gm: GraphModule,
-    example_inputs: Sequence[Any] = (),
+    example_inputs: Sequence[Any],
     *,
     compiler_config: NpuGraphExConfig | None = None,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     options: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> Callable[..., Any]:
     """The backend `npugraph_ex`: flat options, the same pipeline."""
-    given = compiler_config if compiler_config is not None else NpuGraphExConfig()
-    if options:
-        given = from_options(dict(options))
+    given = from_options(options or {}, compiler_config)
     notes.without_effect("npugraph_ex.", given.idle())
-    return npu_backend(gm, example_inputs, compiler_config=as_torchair(given))
+    config = as_torchair(given)
+    return npu_backend(gm, example_inputs, compiler_config=config, decompositions=decompositions)
 
 
 def npugraph_ex_door(
-    *, compiler_config: NpuGraphExConfig | None = None, **kwargs: Any
+    *,
+    compiler_config: NpuGraphExConfig | None = None,
+    custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Callable[..., Any]:
     """`npugraph_ex.get_npu_backend`."""
-    return functools.partial(npugraph_ex_backend, compiler_config=compiler_config, **kwargs)
+    config = compiler_config if compiler_config is not None else NpuGraphExConfig()
+    if not isinstance(config, NpuGraphExConfig):
+        raise TypeError(f"compiler_config: expected npugraph_ex's CompilerConfig, got {config!r}")
+    return functools.partial(
+        npugraph_ex_backend,
+        compiler_config=config,
+        decompositions=dict(custom_decompositions or {}),
+    )
+
+
+def compile_fx(
+    gm: GraphModule,
+    example_inputs: Sequence[Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """A graph of Dynamo, compiled; without example inputs, at its first call and for that."""
+    if example_inputs is not None:
+        return npugraph_ex_backend(gm, example_inputs, options=options)
+    from_options(options or {})  # a name that is wrong is said now
+    made: list[Callable[..., Any]] = []
+
+    def first(*args: Any) -> Any:
+        if not made:
+            made.append(npugraph_ex_backend(gm, args, options=options))
+        return made[0](*args)
+
+    return first
 
 
 class Compiled:
@@ -154,6 +186,7 @@ def _told(config: CompilerConfig, name: str) -> Callable[..., Any] | None:
         kind = "backward" if gm.meta.get("kind") == "backward" else "forward"
         logger.debug("[%s] before [%s] execution, graph is %s", kind, name, gm.graph)
         fn(gm, example_inputs, config)
+        ops.use_air(gm)
         logger.debug("[%s] after [%s] execution, graph is %s", kind, name, gm.graph)
 
     return run

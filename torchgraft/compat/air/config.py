@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+from torchgraft.compat.notes import without_effect
 from torchgraft.compat.options import (
     Kind,
     Section,
@@ -23,6 +27,7 @@ Sections = dict[str, type[Section]]
 Options = dict[str, Kind]
 _PROVED = "streams are ordered and proved by torchgraft at every compile"
 _FRESH = "a captured graph here never hands out memory that its next call writes"
+_MET = "sizes that come together are compiled together when they are first met"
 _EXACT = "the program's result is the same either way"
 
 
@@ -153,7 +158,7 @@ class _Experimental(Section):
 
 class _Inference(Section):
     options: ClassVar[Options] = {
-        "dynamic_gears_merge_policy": Kind("zip", one_of("zip", "product"))
+        "dynamic_gears_merge_policy": idle("zip", one_of("zip", "product"), _MET)
     }
 
 
@@ -230,22 +235,43 @@ class NpuGraphExConfig(Section):
     }
 
 
+_TORCHAIR = {
+    "force_eager": "debug.run_eagerly",
+    "pattern_fusion_pass": "experimental_config.pattern_fusion_pass",
+    "post_grad_custom_pre_pass": "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass": "post_grad_custom_post_pass",
+    "dump_tensor_data": "dump_config.enable_dump",
+    "data_dump_dir": "dump_config.dump_path",
+}
+"""Options of npugraph_ex, and what they are called in TorchAir's tree."""
+
+
 def as_torchair(config: NpuGraphExConfig) -> CompilerConfig:
     """The same as TorchAir's config, whose pipeline is the only one here."""
     result = CompilerConfig()
     result.mode = "npugraph_ex"
-    result.debug.run_eagerly = config.force_eager
-    result.experimental_config.pattern_fusion_pass = config.pattern_fusion_pass
-    result.post_grad_custom_pre_pass = config.post_grad_custom_pre_pass
-    result.post_grad_custom_post_pass = config.post_grad_custom_post_pass
-    result.dump_config.enable_dump = config.dump_tensor_data
-    result.dump_config.dump_path = config.data_dump_dir
-    return result
+    return _over(result, config, _TORCHAIR)
 
 
-def from_options(options: dict[str, Any]) -> NpuGraphExConfig:
-    """What `torch.compile(options=...)` holds, as a config of its own."""
-    config = NpuGraphExConfig()
+def with_options(config: CompilerConfig, options: Mapping[str, Any]) -> CompilerConfig:
+    """A copy of a config that `torch.compile(options=...)` has changed."""
+    given = from_options(options)
+    without_effect("npugraph_ex.", given.idle())
+    return _over(copy.deepcopy(config), given, options)
+
+
+def _over(config: CompilerConfig, given: NpuGraphExConfig, names: Iterable[str]) -> CompilerConfig:
+    for name in _TORCHAIR.keys() & set(names):
+        *groups, last = _TORCHAIR[name].split(".")
+        setattr(functools.reduce(getattr, groups, config), last, getattr(given, name))
+    return config
+
+
+def from_options(
+    options: Mapping[str, Any], base: NpuGraphExConfig | None = None
+) -> NpuGraphExConfig:
+    """What `torch.compile(options=...)` holds, as a config of its own; the rest is `base`'s."""
+    config = NpuGraphExConfig() if base is None else copy.deepcopy(base)
     for name, value in options.items():
         if name not in config.options:
             allowed = list(config.options)

@@ -61,6 +61,9 @@ def register_fx_node_ge_converter(target: Any) -> Callable[[Callable[..., Any]],
     `meta_outputs` what it must give. The last one registered goes first.
     """
 
+    if target is not None and not callable(target):
+        raise TypeError(f"expected an operator, such as torch.ops.aten.sin.default, got {target!r}")
+
     def decorate(fn: Callable[..., Any]) -> Any:
         if target is None or not (_torch.is_op(target) or _torch.is_packet(target)):
             return fn  # nothing, or a builtin of Python, which needs no converter here

@@ -103,6 +103,11 @@ class Tensor(Value):
         return self.ndim
 
     @property
+    def index(self) -> int:
+        """Which output of its operator it is; each has a node of its own here."""
+        return 0
+
+    @property
     def symsize(self) -> list[Any]:
         return list(self.shape)
 

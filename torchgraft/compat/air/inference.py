@@ -109,3 +109,4 @@ def set_dim_gears(t: Tensor, dim_gears: Mapping[int, Sequence[int]]) -> None:
     t._torchair_gears = given  # type: ignore[attr-defined]
     for dim in given:
         _torch.mark_static(t, dim)
+    _torch.allow_recompiles(_MOST_GEARS + 1)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from torchgraft.compat.air import attr as attrs
 from torchgraft.compat.air.ge import custom_op, unregistered
 from torchgraft.convert.net import Value
+from torchgraft.errors import NotOnThisDevice
 from torchgraft.op.declare import TABLE
 
 _NUMBERS = itertools.count()
@@ -50,12 +52,21 @@ class _Attr(SimpleNamespace):
     def __init__(self) -> None:
         super().__init__()
         self.list = SimpleNamespace(i=[], f=[], b=[], s=[], dt=[], val_type=0)
+        self.list_list_int, self.list_list_float = _Lists(), _Lists()
 
     def taken(self) -> Any:
         for name, value in vars(self).items():
-            if name != "list":
+            if not name.startswith("list"):
                 return value
-        return next((v for v in vars(self.list).values() if isinstance(v, list) and v), [])
+        lists = [*vars(self.list).values(), self.list_list_int, self.list_list_float]
+        return next((v for v in lists if isinstance(v, list) and v), [])
+
+
+class _Lists(list[list[Any]]):
+    """A list of lists, filled as a message is."""
+
+    def CopyFrom(self, other: list[list[Any]]) -> None:
+        self[:] = other
 
 
 class Op:
@@ -130,6 +141,18 @@ def get_invalid_desc() -> _Desc:
 
 def compat_as_bytes(text: str | bytes) -> bytes:
     return text.encode() if isinstance(text, str) else text
+
+
+def trans_to_list_list(lists: Sequence[Sequence[Any]]) -> _Lists:
+    """What an attribute of lists of lists is filled from."""
+    return _Lists([list(one) for one in lists])
+
+
+class Message:
+    """A message that generated files import, and do not make."""
+
+    def __init__(self) -> None:
+        raise NotOnThisDevice("the protobuf of a GE graph", "Use torchair.ge.custom_op.")
 
 
 def compat_as_bytes_list(texts: list[Any]) -> list[bytes]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft.fx.label import stream_of
-from torchgraft.stream.markers import LABEL
+from torchgraft.stream.markers import LABEL, SCHEMAS
 
 _make: Any = torch.library.Library  # untyped in torch
 _LIBRARY: Any = _make("air", "FRAGMENT")  # lives as long as the process
@@ -51,6 +51,31 @@ def _define() -> None:
 
 
 _define()
+
+
+def _twins() -> tuple[Any, dict[Any, Any]]:
+    """The markers by npugraph_ex's names: each is a call of that of `air`, in what is traced."""
+    library: Any = _make("npugraph_ex", "FRAGMENT")
+    made = {}
+    for schema in SCHEMAS:
+        name = schema.partition("(")[0]
+        air = getattr(torch.ops.air, name).default
+        library.define(schema, alias_analysis="CONSERVATIVE")
+        library.impl(name, air, "CompositeImplicitAutograd")
+        made[getattr(torch.ops.npugraph_ex, name).default] = air
+    for twin in made:
+        torch.fx.node.has_side_effect(twin)
+    return library, made
+
+
+_NPUGRAPH_EX, TWINS = _twins()
+
+
+def use_air(gm: GraphModule) -> None:
+    """Let markers that a pass wrote by npugraph_ex's names be those of `air`."""
+    for node in gm.graph.nodes:
+        if node.op == "call_function":
+            node.target = TWINS.get(node.target, node.target)
 
 
 def npu_print(*args: Any, summarize_size: int = 3, tensor_detail: bool = False) -> None:

@@ -1,7 +1,8 @@
 // Compiling in a C++ program: `torch_aie::torchscript::compile(module, spec)`.
 //
 // A Python does the compiling: the process's own, or one that is started inside it, from what
-// TORCHGRAFT_PYTHON names (else `python3` on the path). The compiled module runs without it.
+// TORCHGRAFT_PYTHON names (else the one that the linked torch was installed for, else `python3` on the
+// path). The compiled module runs without it.
 #pragma once
 
 #include <cstdint>

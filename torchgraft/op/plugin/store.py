@@ -28,10 +28,10 @@ from torchgraft.op.plugin.wire import NPU, resolve
 from torchgraft.op.prototype import Note, Parsed
 
 FOLDER = ".torchgraft"
-FORMAT = 2
+FORMAT = 3
 COMPANIONS = ("derivatives", "deprecated", "atb_ops")
 """Kinds of YAML files that go with functions, by how their names begin."""
-KEPT = ("functions", *COMPANIONS, "prototypes")
+KEPT = ("functions", *COMPANIONS, "prototypes", "modules")
 """Kinds of files that are kept as they are."""
 _FIX = "Build it again: torchgraft op-plugin."
 
@@ -90,9 +90,9 @@ def build(
     """Read the files, compile the C++ kernels that changed, and keep all of it in the folder.
 
     Files are functions (`.yaml`) and their companions (`derivatives*.yaml`, `deprecated*.yaml`,
-    `atb_ops*.yaml`; those beside a functions file are found), kernels (`.cpp`, `.cc`) and
-    prototypes (`.h`, `.json`). When one has an entry that cannot be read, nothing is kept, unless
-    `keep_going`.
+    `atb_ops*.yaml`; those beside a functions file are found), kernels (`.cpp`, `.cc`;
+    `.py`, which is run when it is loaded) and prototypes (`.h`, `.json`). When one has an entry
+    that cannot be read, nothing is kept, unless `keep_going`.
     """
     version = version or "v{}.{}".format(*torch.__version__.split(".")[:2])
     groups = _grouped([Path(file) for file in files])
@@ -149,6 +149,8 @@ def load(folder: str | os.PathLike[str] = FOLDER) -> Loaded:
         NPU.define(entry)
     for row in manifest["libraries"]:
         _open(home, row)
+    for row in manifest["modules"]:
+        _run(home, row)
     for entry in found.entries.values():
         NPU.wire(entry, resolve(entry, found.entries))
     for derivative in found.derivatives.found:
@@ -216,9 +218,11 @@ def _grouped(files: Sequence[Path]) -> dict[str, list[Path]]:
             kind = "kernels"
         elif path.suffix in (".h", ".hpp", ".json"):
             kind = "prototypes"
+        elif path.suffix == ".py":
+            kind = "modules"
         else:
             why = f"{path.suffix or 'a file without a suffix'} is none of the kinds it could be."
-            fix = "Pass functions (.yaml), kernels (.cpp, .cc) and prototypes (.h, .json)."
+            fix = "Pass functions (.yaml), kernels (.cpp, .cc, .py) and prototypes (.h, .json)."
             raise UnsupportedFile(path, why, fix)
         groups[kind].append(path)
     for path in groups["functions"]:
@@ -334,6 +338,14 @@ def _open(home: Path, row: dict[str, Any]) -> None:
     if said is not None:
         raise KernelBuild(", ".join(row["implements"]), row["source"], _short(said))
     _OPENED.add(row["sha256"])
+
+
+def _run(home: Path, row: dict[str, Any]) -> None:
+    """Run a module of kernels, once in a process; its tracebacks name the file it was made from."""
+    code = compile(_verified(home, row).read_bytes(), row["source"], "exec")
+    if row["sha256"] not in _OPENED:
+        exec(code, {"__name__": Path(row["source"]).stem, "__file__": row["source"]})
+        _OPENED.add(row["sha256"])
 
 
 def _short(said: str) -> str:

@@ -1,8 +1,7 @@
 """npugraph_ex off the NPU."""
 
 from torchgraft.compat import backends
-from torchgraft.compat.air.backend import get_compiler
-from torchgraft.compat.air.backend import npugraph_ex_backend as compile_fx
+from torchgraft.compat.air.backend import compile_fx, get_compiler
 from torchgraft.compat.air.backend import npugraph_ex_door as get_npu_backend
 from torchgraft.compat.air.config import NpuGraphExConfig as CompilerConfig
 from torchgraft.compat.air.patterns import register_replacement

@@ -39,10 +39,26 @@ struct Found {
   std::vector<std::string> path;
 };
 
+// The folder of the torch that this program is linked with; empty where the linker cannot say.
+std::filesystem::path own_torch() {
+  Dl_info here;
+  std::error_code ignored;
+  if (!dladdr(reinterpret_cast<void*>(&c10::warn), &here) || !here.dli_fname) return {};
+  return std::filesystem::canonical(here.dli_fname, ignored).parent_path().parent_path();
+}
+
+// The Python that torch was installed for, `<root>/lib/pythonX/site-packages/torch`, else the path's.
+std::string default_python() {
+  std::filesystem::path root = own_torch();
+  for (int up = 0; up < 4; ++up) root = root.parent_path();
+  const std::filesystem::path python = root / "bin" / "python3";
+  return access(python.c_str(), X_OK) == 0 ? python.string() : "python3";
+}
+
 // Asks a Python where its library is; it is not run for anything else.
 Found find_python() {
   const char* given = getenv("TORCHGRAFT_PYTHON");
-  const std::string python = given ? given : "python3";
+  const std::string python = given ? given : default_python();
   if (python.find('\'') != std::string::npos) refuse("TORCHGRAFT_PYTHON", python, "a path without quotes");
   const std::string ask = "'" + python + R"(' -c '
 import glob, importlib.util, json, os, sys, sysconfig
@@ -71,15 +87,12 @@ print(json.dumps({"library": found, "prefix": sys.base_prefix, "path": [p for p 
         "' was built without one." + fix);
   if (found.torch.empty())
     throw std::runtime_error("compiling needs torch in '" + python + "', which has none." + fix);
-  Dl_info here;
-  if (dladdr(reinterpret_cast<void*>(&c10::warn), &here) && here.dli_fname) {
-    std::error_code ignored;
-    const auto lib = std::filesystem::canonical(here.dli_fname, ignored).parent_path().parent_path();
-    if (lib != std::filesystem::canonical(found.torch, ignored))
-      throw std::runtime_error(
-          "this program runs with the torch of " + lib.string() + ", and '" + python + "' has that of " +
-          found.torch + ": one process cannot hold both." + fix);
-  }
+  std::error_code ignored;
+  const auto own = own_torch();
+  if (!own.empty() && own != std::filesystem::canonical(found.torch, ignored))
+    throw std::runtime_error(
+        "this program runs with the torch of " + own.string() + ", and '" + python + "' has that of " +
+        found.torch + ": one process cannot hold both." + fix);
   return found;
 }
 

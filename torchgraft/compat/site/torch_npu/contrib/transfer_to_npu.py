@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.overrides import TorchFunctionMode
 
 import torch_npu
@@ -18,7 +20,8 @@ _NAMES = (
     "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats",
     "memory_summary", "reset_peak_memory_stats", "mem_get_info", "manual_seed", "manual_seed_all",
     "get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all", "initial_seed",
-    "is_bf16_supported", "is_initialized", "init",
+    "is_bf16_supported", "is_initialized", "init", "get_device_capability", "graph",
+    "graph_pool_handle", "is_current_stream_capturing",
 )  # fmt: skip
 
 
@@ -43,6 +46,21 @@ class FromCuda(TorchFunctionMode):
     ) -> Any:
         named = {key: renamed(value) for key, value in (kwargs or {}).items()}
         return func(*[renamed(arg) for arg in args], **named)
+
+
+def _with_hccl(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that makes process groups, for which `nccl` is `hccl`."""
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        named = {key: "hccl" if _says_nccl(value) else value for key, value in kwargs.items()}
+        return plain(*["hccl" if _says_nccl(arg) else arg for arg in args], **named)
+
+    return call
+
+
+def _says_nccl(value: Any) -> bool:
+    return isinstance(value, str) and value.lower() in ("nccl", "cuda:nccl", "cpu:gloo,cuda:nccl")
 
 
 def _moves(owner: Any) -> Callable[..., Any]:
@@ -70,6 +88,11 @@ def transfer() -> None:
     for name in _NAMES:
         if hasattr(torch_npu.npu, name):
             setattr(torch.cuda, name, getattr(torch_npu.npu, name))
+    torch.cuda.CUDAGraph = torch_npu.npu.NPUGraph  # type: ignore[misc]
+    torch.Generator = device.generators(renamed)  # type: ignore[misc]
+    if distributed.is_available():
+        for name in ("init_process_group", "new_group"):
+            setattr(distributed, name, _with_hccl(getattr(distributed, name)))
     for name in ("autocast", "GradScaler"):
         setattr(torch.cuda.amp, name, getattr(torch_npu.npu.amp, name))
     torch.serialization.register_package(6, lambda storage: None, _restored)

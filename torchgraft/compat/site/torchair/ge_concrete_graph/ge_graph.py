@@ -7,6 +7,8 @@ from torchgraft.compat.air.legacy import (
     get_invalid_desc,
     next_unique_name,
 )
+from torchgraft.compat.air.legacy import trans_to_list_list as trans_to_list_list_float
+from torchgraft.compat.air.legacy import trans_to_list_list as trans_to_list_list_int
 
 __all__ = [
     "Const",
@@ -21,4 +23,6 @@ __all__ = [
     "get_default_ge_graph",
     "get_invalid_desc",
     "next_unique_name",
+    "trans_to_list_list_float",
+    "trans_to_list_list_int",
 ]
