@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
-from torchgraft._torch import Flat, fake_mode_of, rows
+from torchgraft._torch import Flat, entry, fake_mode_of, rows
 from torchgraft._torch.together import together
 
 
@@ -142,7 +142,7 @@ def compile_graph(
             mode.allow_non_fake_inputs = allow
             _forget_modules(loaded)
     # CompiledFxGraph.__call__ only adds a profiler range around this.
-    return getattr(code, "current_callable", None) or code
+    return entry.joined(getattr(code, "current_callable", None) or code)
 
 
 def call_channels_last(op: Any) -> None:
