@@ -1,10 +1,13 @@
 """Attention as code of Inductor's: scores, softmax and sums of a few rows at a time, which stay in
-the first cache. torch 2.11 to 2.13."""
+the first cache."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
+
+from torchgraft._torch.written import Source, Tensor, buffer, lower, realized
 
 ROWS = 8
 """Queries at a time: with two vectors of keys, 16 sums in registers."""
@@ -107,8 +110,6 @@ inline float* aligned(const std::unique_ptr<float[]>& memory) {
 """
 
 _BODY = """
-{{
-    using namespace {name}_parts;
     constexpr int64_t padded = ({keys} + LANES - 1) / LANES * LANES;
     {parallel}
     {{
@@ -118,88 +119,53 @@ _BODY = """
         {shared}
         for (int64_t i = 0; i < {batch} * {heads}; ++i) {{
             const int64_t b = i / {heads}, h = i % {heads};
-            const float* q = &{q} + b * {qb} + h * {qh};
-            const float* v = &{v} + b * {vb} + h * {vh};
-            float* out = &{out} + b * {ob} + h * {oh};
-            pack<{depth}>(&{k} + b * {kb} + h * {kh}, {kn}, {keys}, packed);
+            const float* q = {q.start} + b * {q.stride[0]} + h * {q.stride[1]};
+            const float* k = {k.start} + b * {k.stride[0]} + h * {k.stride[1]};
+            const float* v = {v.start} + b * {v.stride[0]} + h * {v.stride[1]};
+            float* out = {out.start} + b * {out.stride[0]} + h * {out.stride[1]};
+            pack<{depth}>(k, {k.stride[2]}, {keys}, packed);
             int64_t n = 0;
             for (; n + {rows} <= {queries}; n += {rows})
-                answer<{rows}, {depth}, {width}, {causal}>(
-                    q + n * {qn}, {qn}, packed, v, {vn}, out + n * {on}, {on}, scores, n, {keys},
-                    {scale}f);
+                {answer};
             {rest}
         }}
     }}
-}}
 """
 
-_REST = """answer<{left}, {depth}, {width}, {causal}>(
-                q + n * {qn}, {qn}, packed, v, {vn}, out + n * {on}, {on}, scores, n, {keys},
-                {scale}f);"""
+_ANSWER = """answer<{rows}, {depth}, {width}, {causal}>(
+                    q + n * {q.stride[2]}, {q.stride[2]}, packed, v, {v.stride[2]},
+                    out + n * {out.stride[2]}, {out.stride[2]}, scores, n, {keys}, {scale}f)"""
 
 
 def generate_for(op: Any) -> None:
     """Code is generated for calls op(q, k, v, causal, scale) of [batch, head, position, channel]:
     32-bit floats on CPU whose sizes are known, channels a multiple of 16."""
-    from torch._inductor import ir
-    from torch._inductor.lowering import register_lowering
-    from torch._inductor.virtualized import V
 
-    def lower(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
-        nodes = [
-            ir.ExternKernel.require_stride1(ir.ExternKernel.realize_input(x)) for x in (q, k, v)
-        ]
+    def call(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
         batch, heads, queries, _ = map(int, q.get_size())
         width = int(v.get_size()[-1])
-        strides = [queries * heads * width, width, heads * width, 1]
-        layout = ir.FixedLayout(
-            q.get_device(), q.get_dtype(), [batch, heads, queries, width], strides
-        )
-        made = _template()(nodes, layout, causal, scale).generate().output_node()
-        V.graph.no_fuse_buffer_names.add(made.get_name())
-        return made
+        size = [batch, heads, queries, width]
+        stride = [queries * heads * width, width, heads * width, 1]
+        write = functools.partial(_write, causal, scale)
+        return buffer("attention", [realized(x) for x in (q, k, v)], size, stride, write)
 
-    register_lowering(op, type_promotion_kind=None)(lower)
+    lower(op, call)
 
 
-@functools.cache
-def _template() -> Any:
-    from torch._inductor.codegen.cpp_template import CppTemplate
-    from torch._inductor.utils import parallel_num_threads
-
-    class Attention(CppTemplate):
-        """One call of attention."""
-
-        def __init__(self, nodes: Any, layout: Any, causal: bool, scale: float) -> None:
-            super().__init__("attention", nodes, layout, parallel_num_threads())
-            self.causal, self.scale = causal, scale
-
-        def render(self, kernel: Any, template_buffer_node: Any = None, **_: Any) -> str:  # type: ignore[override]
-            q, k, v = self.input_nodes
-            out: Any = template_buffer_node or self.output_node
-            head = kernel.def_kernel(inputs={"Q": q, "K": k, "V": v}, outputs={"Y": out})
-            batch, heads, queries, depth = map(int, q.get_size())
-            rows = min(ROWS, queries)
-            values: dict[str, Any] = {
-                "name": kernel.kernel_name, "batch": batch, "heads": heads, "queries": queries,
-                "depth": depth, "rows": rows, "left": queries % rows, "keys": int(k.get_size()[2]),
-                "width": int(v.get_size()[3]), "causal": str(self.causal).lower(),
-                "scale": repr(float(self.scale)), "parallel": "", "shared": "",
-            }  # fmt: skip
-            for key, node in (("q", q), ("k", k), ("v", v), ("o", out)):
-                steps = map(int, node.get_stride()[:3])
-                values |= dict(zip((f"{key}b", f"{key}h", f"{key}n"), steps, strict=True))
-            for key, node in (("q", q), ("k", k), ("v", v), ("out", out)):
-                values[key] = kernel.index(node, [0, 0, 0, 0])
-            if self.num_threads > 1:
-                values["parallel"] = f"#pragma omp parallel num_threads({self.num_threads})"
-                values["shared"] = "#pragma omp for"
-            values["rest"] = _REST.format(**values) if values["left"] else ""
-            includes = "#include <limits>\n#include <memory>"
-            parts = f"namespace {kernel.kernel_name}_parts {{{_PARTS}}}"
-            return (
-                f"{self.header().getvalue()}\n{includes}\n{parts}\n"
-                f'extern "C"\n{head}{_BODY.format(**values)}'
-            )
-
-    return Attention
+def _write(
+    causal: bool, scale: float, inputs: Sequence[Tensor], out: Tensor, threads: int
+) -> Source:
+    q, k, v = inputs
+    batch, heads, queries, depth = q.size
+    rows = min(ROWS, queries)
+    values: dict[str, Any] = {
+        "q": q, "k": k, "v": v, "out": out, "batch": batch, "heads": heads, "queries": queries,
+        "depth": depth, "rows": rows, "keys": k.size[2], "width": v.size[3],
+        "causal": str(causal).lower(), "scale": repr(float(scale)), "rest": "",
+        "parallel": f"#pragma omp parallel num_threads({threads})" if threads > 1 else "",
+        "shared": "#pragma omp for" if threads > 1 else "",
+    }  # fmt: skip
+    values["answer"] = _ANSWER.format(**values)
+    if left := queries % rows:
+        values["rest"] = _ANSWER.format(**values | {"rows": left}) + ";"
+    return Source(_PARTS, _BODY.format(**values))
