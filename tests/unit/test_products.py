@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -184,6 +185,29 @@ def test_a_product_has_code_for_the_rows_that_it_has(
     torch.testing.assert_close(compiled(x).double(), expected, rtol=1e-5, atol=1e-5)
     after = KernelTemplate._template_from_string, cpp_micro_gemm.create_micro_gemm
     assert after == before
+
+
+@pytest.mark.parametrize(("columns", "most"), [(3, 16), (16, 16), (27, 32), (48, 48), (50, 64)])
+def test_a_product_has_code_for_the_columns_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, columns: int, most: int
+) -> None:
+    from torchgraft._torch import rows
+
+    seen: list[Any] = []
+    fit = rows._fit
+
+    def told(gemm: Any, m: Any, n: Any) -> Any:
+        seen.append((n, fit(gemm, m, n).register_blocking.block_n))
+        return gemm
+
+    monkeypatch.setattr(rows, "_fit", told)
+    monkeypatch.setattr(generator, "is_amd", lambda: True)
+    model, x = nn.Linear(24, columns).eval(), torch.randn(11, 24)
+    compiled = graft.compile(model, (x,), inductor={"fx_graph_cache": False})
+    assert seen
+    assert all(n == columns and 0 < wide <= most for n, wide in seen)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, False), (6, False), (7, True)])
