@@ -109,7 +109,7 @@ def compile_graph(
         config.patch({**settings, **options}),
         tracing(TracingContext(mode)),
         _torch.lazily(),
-        together(),
+        together(joined=is_inference),  # what backward is given should go as early as it can
         gcc_flags() if many_rows else contextlib.nullcontext(),
     ):
         if is_inference:

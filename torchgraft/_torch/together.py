@@ -21,11 +21,12 @@ One kernel takes some 0.7 s to compile, and each further one 0.12 (gcc 12)."""
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def together(*, joined: bool = False) -> Iterator[None]:
     """Kernels for CPU are built when the module that asks for them waits, many in one source.
 
     Inductor starts a compiler for each, which reads headers and links before and after what little
-    it has to do. Holds for modules that this thread loads.
+    it has to do. Holds for modules that this thread loads. With `joined`, a module that does
+    nothing but call its kernels gets one call for all of them, which holds its inputs to the end.
     """
     from torch._inductor.async_compile import AsyncCompile
 
@@ -39,7 +40,7 @@ def together() -> Iterator[None]:
 
     def waited(self: Any, scope: dict[str, Any]) -> None:
         kernels = {name: value for name, value in scope.items() if isinstance(value, _Kernel)}
-        if found := _entry(scope, kernels):
+        if joined and (found := _entry(scope, kernels)):
             *each, whole = _start([*kernels.values(), _whole(found, kernels)], None)()
             scope.update(zip(kernels, each, strict=True))
             found.define(scope, whole)

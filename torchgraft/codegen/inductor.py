@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft._torch import generator
-from torchgraft.codegen import attention, convolve, epilogue
+from torchgraft.codegen import attention, convolve, epilogue, stacks
 from torchgraft.config import Config
 from torchgraft.fx import meta
 from torchgraft.fx.cost import flops_of, has_formula
@@ -85,6 +85,8 @@ def prepared(
         options = _UNASKED | options
     onednn = by_onednn(gm)
     gm = decompose(gm, inputs, _torch.inductor_decompositions())
+    gm.meta["fake_mode"] = _torch.fake_mode_of(inputs)
+    stacks.as_rows(gm)
     gm.meta.pop("fake_mode", None)  # Inductor's cache key holds `meta`, and no mode can be pickled
     hold_views(gm, _torch.fake_mode_of(inputs))
     if is_inference and "cpp.simdlen" not in options:  # other registers than the processor's
