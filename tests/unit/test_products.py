@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -186,6 +187,29 @@ def test_a_product_has_code_for_the_rows_that_it_has(
     assert after == before
 
 
+@pytest.mark.parametrize(("columns", "most"), [(3, 16), (16, 16), (27, 32), (48, 48), (50, 64)])
+def test_a_product_has_code_for_the_columns_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, columns: int, most: int
+) -> None:
+    from torchgraft._torch import rows
+
+    seen: list[Any] = []
+    fit = rows._fit
+
+    def told(gemm: Any, m: Any, n: Any) -> Any:
+        seen.append((n, fit(gemm, m, n).register_blocking.block_n))
+        return gemm
+
+    monkeypatch.setattr(rows, "_fit", told)
+    monkeypatch.setattr(generator, "is_amd", lambda: True)
+    model, x = nn.Linear(24, columns).eval(), torch.randn(11, 24)
+    compiled = graft.compile(model, (x,), inductor={"fx_graph_cache": False})
+    assert seen
+    assert all(n == columns and 0 < wide <= most for n, wide in seen)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("rows", "expected"), [(1, False), (6, False), (7, True)])
 def test_gcc_is_asked_for_more_where_there_are_many_rows(
     monkeypatch: pytest.MonkeyPatch, rows: int, expected: bool
@@ -223,12 +247,20 @@ def test_gcc_keeps_sums_in_registers() -> None:
         (nn.Conv2d(5, 7, (3, 2), stride=(2, 1), padding=(0, 1), bias=False), (1, 5, 12, 9)),
         (nn.Conv2d(6, 4, 1), (1, 6, 7, 7)),
         (nn.Conv2d(6, 4, 1, stride=2, padding=1), (1, 6, 7, 7)),
+        (nn.Conv2d(7, 4, (2, 5), stride=(1, 3)), (3, 7, 5, 14)),  # three vectors, cut off
+        (nn.Conv2d(16, 8, 3, padding=1), (2, 16, 9, 5)),
+        (nn.Conv2d(17, 8, (2, 3), stride=2), (1, 17, 9, 5)),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("last", [False, True], ids=["then more", "last"])
+@pytest.mark.parametrize("lies", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_small_convolutions_are_products(
-    monkeypatch: pytest.MonkeyPatch, layer: nn.Conv2d, size: tuple[int, ...], last: bool
+    monkeypatch: pytest.MonkeyPatch,
+    layer: nn.Conv2d,
+    size: tuple[int, ...],
+    last: bool,
+    lies: torch.memory_format,
 ) -> None:
     monkeypatch.setattr(generator, "is_amd", lambda: True)
     seen: list[torch.fx.Graph] = []
@@ -240,7 +272,7 @@ def test_small_convolutions_are_products(
 
     monkeypatch.setattr(generator, "compile_graph", spy)
     model = (nn.Sequential(layer) if last else nn.Sequential(layer, nn.ReLU(), nn.Flatten())).eval()
-    x = torch.randn(size)
+    x = torch.randn(size).contiguous(memory_format=lies)
     compiled = graft.compile(model, (x,))
     [graph] = seen
     assert not graph.find_nodes(op="call_function", target=aten.convolution.default)
@@ -249,6 +281,31 @@ def test_small_convolutions_are_products(
     model.float()
     assert found.stride() == expected.stride()
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_package_copies_what_few_channels_are_seen_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of what is computed and of a part of it, in one library."""
+    monkeypatch.setattr(generator, "is_amd", lambda: True)
+    one, two = nn.Conv2d(3, 4, 3, padding=1).eval(), nn.Conv2d(4, 3, 2, stride=2).eval()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = one, two
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.two(self.one(x.sin()[:, 1:4])[..., 1:])
+            return found
+
+    model, x = Model(), torch.randn(2, 5, 8, 9)
+    compiled = graft.compile(model, (x,))
+    compiled.save(tmp_path / "model.graft")
+    loaded = graft.load(tmp_path / "model.graft")
+    with torch.no_grad():
+        for program in (compiled, loaded):
+            torch.testing.assert_close(program(x), model(x), rtol=1e-5, atol=1e-5)
 
 
 def test_other_convolutions_are_a_librarys() -> None:

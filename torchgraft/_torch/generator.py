@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from torchgraft import _torch
-from torchgraft._torch import Flat, fake_mode_of, rows
+from torchgraft._torch import Flat, entry, fake_mode_of, rows
 from torchgraft._torch.together import together
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -121,7 +121,7 @@ def compile_graph(
         config.patch({**settings, **options}),
         tracing(TracingContext(mode)),
         _torch.lazily(),
-        together(),
+        together(joined=is_inference),  # what backward is given should go as early as it can
         gcc_flags() if many_rows else contextlib.nullcontext(),
     ):
         if is_inference:
@@ -156,7 +156,7 @@ def compile_graph(
             mode.allow_non_fake_inputs = allow
             _forget_modules(loaded)
     # CompiledFxGraph.__call__ only adds a profiler range around this.
-    return getattr(code, "current_callable", None) or code
+    return entry.joined(getattr(code, "current_callable", None) or code)
 
 
 def call_channels_last(op: Any) -> None:

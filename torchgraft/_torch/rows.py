@@ -11,7 +11,8 @@ from unittest import mock
 
 @contextlib.contextmanager
 def fitted() -> Iterator[None]:
-    """Generated products have inner loops for the blocks of rows that occur, and no others.
+    """Generated products have inner loops for the blocks of rows that occur, and no others, and no
+    more columns than there are.
 
     Inductor writes one for each number of rows up to a block's (8, say) and lets the loop around
     them choose, also where the number is known: most of what the C++ compiler gets is never run.
@@ -23,8 +24,8 @@ def fitted() -> Iterator[None]:
     original = cpp_micro_gemm.create_micro_gemm
     template, parse = _readers()
 
-    def create(name: str, m: Any, *args: Any, **kwargs: Any) -> Any:
-        return _fit(original(name, m, *args, **kwargs), m)
+    def create(name: str, m: Any, n: Any, *args: Any, **kwargs: Any) -> Any:
+        return _fit(original(name, m, n, *args, **kwargs), m, n)
 
     with (
         mock.patch.object(cpp_gemm_template, "create_micro_gemm", create),
@@ -34,18 +35,27 @@ def fitted() -> Iterator[None]:
         yield
 
 
-def _fit(gemm: Any, m: Any) -> Any:
+def _fit(gemm: Any, m: Any, n: Any) -> Any:
     from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmFP32Vec
 
-    if type(gemm) is not CppMicroGemmFP32Vec or not getattr(m, "is_number", isinstance(m, int)):
+    if type(gemm) is not CppMicroGemmFP32Vec or not all(map(_is_known, (m, n))):
         return gemm
-    rows = int(m)
-    block = max(1, min(rows, gemm.register_blocking.block_m))
+    rows, blocking = int(m), gemm.register_blocking
+    block = max(1, min(rows, blocking.block_m))
     rest = [rows % block] if rows % block else []
-    gemm.register_blocking = gemm.register_blocking._replace(block_m=block)
+    # 27 columns are two vectors and not three: 8 rows of three spill, and took three times as long.
+    wide = min(blocking.block_n, max(1, -(-int(n) // _LANES)) * _LANES)
+    gemm.register_blocking = blocking._replace(block_m=block, block_n=wide)
     # Of this one alone. Rows that it did not foresee would be an error of the generated code.
     gemm.TEMPLATE_ENTRY = gemm.TEMPLATE_ENTRY.replace("range(block_m - 1, 0, -1)", str(rest))
     return gemm
+
+
+_LANES = 16  # a multiple of every processor's
+
+
+def _is_known(size: Any) -> bool:
+    return bool(getattr(size, "is_number", isinstance(size, int)))
 
 
 @functools.cache

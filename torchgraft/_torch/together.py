@@ -6,11 +6,14 @@ import contextlib
 import dataclasses
 import importlib.util
 import math
+import pathlib
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
+
+from torchgraft._torch import entry
 
 FEW, MANY = 6, 32
 """Kernels in one source: from so many on, another compiler may share the work; with more, it must.
@@ -18,11 +21,12 @@ One kernel takes some 0.7 s to compile, and each further one 0.12 (gcc 12)."""
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def together(*, joined: bool = False) -> Iterator[None]:
     """Kernels for CPU are built when the module that asks for them waits, many in one source.
 
     Inductor starts a compiler for each, which reads headers and links before and after what little
-    it has to do. Holds for modules that this thread loads.
+    it has to do. Holds for modules that this thread loads. With `joined`, a module that does
+    nothing but call its kernels gets one call for all of them, which holds its inputs to the end.
     """
     from torch._inductor.async_compile import AsyncCompile
 
@@ -36,7 +40,12 @@ def together() -> Iterator[None]:
 
     def waited(self: Any, scope: dict[str, Any]) -> None:
         kernels = {name: value for name, value in scope.items() if isinstance(value, _Kernel)}
-        scope.update(_built(kernels, self.submit))
+        if joined and (found := _entry(scope, kernels)):
+            *each, whole = _start([*kernels.values(), _whole(found, kernels)], None)()
+            scope.update(zip(kernels, each, strict=True))
+            found.define(scope, whole)
+        else:
+            scope.update(_built(kernels, self.submit))
         wait(self, scope)
 
     with (
@@ -99,6 +108,21 @@ def _built(kernels: dict[str, _Kernel], submit: Callable[..., Any]) -> Iterator[
         yield from zip(group, finish(), strict=True)
 
 
+def _entry(scope: Mapping[str, Any], kernels: Mapping[str, _Kernel]) -> entry.Entry | None:
+    """One call for all kernels of the module with this namespace, where it does nothing else."""
+    try:
+        text = pathlib.Path(scope["__file__"]).read_text()
+    except (KeyError, OSError):
+        return None
+    return entry.read(text, {name: kernel.types for name, kernel in kernels.items()})
+
+
+def _whole(found: entry.Entry, kernels: Mapping[str, _Kernel]) -> _Kernel:
+    """The kernel that calls those that stand before it in a source."""
+    functions = (f"of_{name}::{name}" for name in _names(len(kernels)))
+    return _Kernel(found.types, found.source(dict(zip(kernels, functions, strict=True))))
+
+
 def _start(kernels: Sequence[_Kernel], submit: Any) -> Callable[[], list[Any]]:
     """Begin to build kernels in one source; what is returned waits for their functions."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache
@@ -109,7 +133,7 @@ def _start(kernels: Sequence[_Kernel], submit: Any) -> Callable[[], list[Any]]:
             kernel.types, kernel.source, submit_fn=submit
         )
         return lambda: [alone()]
-    names = ["kernel", *(f"kernel_{i}" for i in range(1, len(kernels)))]
+    names = _names(len(kernels))
     texts = [kernel.named(name) for kernel, name in zip(kernels, names, strict=True)]
     includes = dict.fromkeys(line for text in texts for line in _INCLUDE.findall(text))
     spaces = (
@@ -124,6 +148,10 @@ def _start(kernels: Sequence[_Kernel], submit: Any) -> Callable[[], list[Any]]:
         return [getattr(module, name) for module, name in zip(modules, names, strict=True)]
 
     return finish
+
+
+def _names(count: int) -> list[str]:
+    return ["kernel", *(f"kernel_{i}" for i in range(1, count))]
 
 
 def _module(name: str, path: str) -> Any:

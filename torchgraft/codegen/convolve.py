@@ -6,13 +6,17 @@ it. As a product of the pixels that each output sees with a constant matrix, it 
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft._torch import generator
+from torchgraft._torch import patches as code
 from torchgraft.fx import meta
 from torchgraft.fx.cost import flops_of
 
@@ -21,6 +25,8 @@ aten = torch.ops.aten
 SMALL = 8e6
 """Up to so many operations a convolution becomes a product: 1.5 times as fast with 3.6 million,
 the same with 14 (docs/performance.md)."""
+FEW = 16
+"""Channels, fewer than which do not fill a vector: pixels are copied by a kernel of their own."""
 
 
 def as_products(gm: GraphModule, mode: Any) -> None:
@@ -75,7 +81,7 @@ class _Convolution:
         count, outs, height, width = self.node.meta["val"].shape
         inner = math.prod(self.kernel) * self.depth
         with self.gm.graph.inserting_before(self.node):
-            rows = self._call(aten.reshape.default, self._patches(), [-1, inner])
+            rows = self._call(aten.reshape.default, self._rows(), [-1, inner])
             matrix = self._copy(self._call(aten.permute.default, self.weight, [2, 3, 1, 0]))
             matrix = self._call(aten.reshape.default, matrix, [inner, outs])
             product = self._call(aten.mm.default, rows, matrix)
@@ -83,13 +89,16 @@ class _Convolution:
                 product = self._call(aten.add.Tensor, product, self.bias)
             image = self._call(aten.reshape.default, product, [count, height, width, outs])
             image = self._call(aten.permute.default, image, [0, 3, 1, 2])
-            if any(user.op == "output" for user in self.node.users):
+            is_returned = any(user.op == "output" for user in self.node.users)
+            if is_returned and self.node.meta["val"].is_contiguous():
                 image = self._copy(image)  # whoever calls the region knows its strides
         self.node.replace_all_uses_with(image)
         self.gm.graph.erase_node(self.node)
 
-    def _patches(self) -> Node:
+    def _rows(self) -> Node:
         """What each output sees: [image, row, column, row and column of the kernel, channel]."""
+        if self.depth < FEW and (self.kernel != [1, 1] or list(self.steps) != [1, 1]):
+            return self._call(patches(), self.data, self.kernel, list(self.steps), list(self.pads))
         pixels = self._call(aten.permute.default, self.data, [0, 2, 3, 1])
         if any(self.pads):
             high, wide = self.pads
@@ -114,3 +123,26 @@ class _Convolution:
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         return meta.call(self.gm, self.node, target, *args, **kwargs)
+
+
+# --- The operator that stands for the copies in a graph ---
+
+
+@functools.cache
+def patches() -> Any:
+    """What each output of a convolution sees, as rows: [output, pixel of the kernel, channel]."""
+    library: Any = torch.library.Library("torchgraft", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("patches(Tensor x, int[] kernel, int[] stride, int[] padding) -> Tensor")
+    library.impl("patches", _plain, "CompositeExplicitAutograd")
+    patches.library = library  # type: ignore[attr-defined]  # it goes with this object
+    op = torch.ops.torchgraft.patches.default
+    code.generate_for(op)
+    return op
+
+
+def _plain(x: Tensor, kernel: Sequence[int], steps: Sequence[int], pads: Sequence[int]) -> Tensor:
+    high, wide = pads
+    seen = torch.nn.functional.pad(x, [wide, wide, high, high])
+    for dim in (0, 1):
+        seen = seen.unfold(2 + dim, kernel[dim], steps[dim])
+    return seen.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(0, 2)

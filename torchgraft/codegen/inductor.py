@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft._torch import generator
-from torchgraft.codegen import convolve, epilogue, single
+from torchgraft.codegen import attention, convolve, epilogue, single, stacks
 from torchgraft.config import Config
 from torchgraft.fx import meta
 from torchgraft.fx.cost import flops_of, has_formula
@@ -93,8 +93,12 @@ def prepared(
     rounds = bool(options.get("emulate_precision_casts"))
     with generator.rounding(gm, table) if rounds else contextlib.nullcontext():
         gm = decompose(gm, inputs, table)
-    gm.meta.pop("fake_mode", None)  # Inductor's cache key holds `meta`, and no mode can be pickled
+    gm.meta["fake_mode"] = mode
+    stacks.as_rows(gm)
+    del gm.meta["fake_mode"]  # Inductor's cache key holds `meta`, and no mode can be pickled
     hold_views(gm, mode)
+    if is_inference and "cpp.simdlen" not in options:  # other registers than the processor's
+        many_rows |= attention.as_code(gm)
     if not timed:  # it compares kernels with epilogues of their own
         epilogue.join_products(gm)
     keep = functools.partial(keep_strides, mode=mode)
@@ -178,9 +182,8 @@ FEW_ROWS, FEW_FLOPS = 6, 2e5
 of libraries by 2. On AMD's processors, where it was measured, it is as fast as any with more too,
 and what follows is part of it (docs/performance.md). Of two computed matrices, only products with
 few operations are generated: packing the second one in each call costs more than the call."""
-LARGE = 4e7
-"""Operations from which a product goes to a library all the same. Code for it
-gained nothing clear on AMD's processors, and each takes the C++ compiler some 3 s."""
+LARGE = 3e8
+"""Operations from which a product goes to a library all the same, which is a little ahead there."""
 CACHED = 16e6
 """Weights (elements of a region's products with few rows) that a cache may hold. With more, as in
 GPT-2, it is memory that decides: in huge pages generated products are faster, else MKL's are."""

@@ -1,0 +1,195 @@
+"""Kernels of a module behind one call: what is joined, what is not, and where memory lies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch._inductor.utils import fresh_cache
+
+import torchgraft as graft
+from torchgraft._torch import entry
+
+MODULE = """
+class Runner:
+    def call(self, args):
+        x, = args
+        args.clear()
+        assert_size_stride(x, (4, ), (1, ), 'input')
+        buf0 = empty_strided_cpu((4, ), (1, ), torch.float32)
+        buf1 = reinterpret_tensor(buf0, (2, ), (1, ), 2)
+        cpp_a(x, weight, buf1)
+        del x
+        {middle}
+        buf2 = empty_strided_cpu((2, 2), (2, 1), torch.int64)
+        cpp_b(buf1, buf2)
+        del buf0
+        return (reinterpret_tensor(buf2, (4, ), (1, ), 0), weight, None, )
+"""
+KERNELS = {"cpp_a": ["const float*", "const float*", "float*"], "cpp_b": ["const float*", "long*"]}
+
+
+def test_what_is_written() -> None:
+    found = entry.read(MODULE.format(middle="del buf1"), KERNELS)
+    assert found is not None
+    assert found.text.splitlines() == [
+        "def _joined(args):",
+        "    x, = args",
+        "    args.clear()",
+        "    assert_size_stride(x, (4,), (1,), 'input')",
+        "    buf2 = empty_strided_cpu((2, 2), (2, 1), torch.int64)",
+        "    _joined_memory = empty_strided_cpu((16,), (1,), torch.uint8)",
+        "    _joined_kernel(_joined_memory, x, weight, buf2)",
+        "    return (reinterpret_tensor(buf2, (4,), (1,), 0), weight, None, )",
+    ]
+    assert found.source({"cpp_a": "first", "cpp_b": "second"}).splitlines()[1:] == [
+        'extern "C" void kernel(uint8_t* arg0, uint8_t* arg1, uint8_t* arg2, uint8_t* arg3)',
+        "{",
+        "    first(reinterpret_cast<const float*>(arg1) + 0, "
+        "reinterpret_cast<const float*>(arg2) + 0, reinterpret_cast<float*>(arg0 + 0) + 2);",
+        "    second(reinterpret_cast<const float*>(arg0 + 0) + 2, "
+        "reinterpret_cast<long*>(arg3) + 0);",
+        "}",
+    ]
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        "extern_kernels.mm(buf1, buf1, out=buf0)",
+        "buf7 = empty_strided_cpu((s0, ), (1, ), torch.float32)",
+        "buf7 = empty_strided_cpu((1 << 22, ), (1, ), torch.float32)",
+        "buf7 = torch.ops.demo.op.default(buf1)",
+        "cpp_a(buf1, 3, buf1)",
+        "assert_size_stride(buf1, (2, ), (1, ))",
+        "assert not buf1.isnan().any().item()",
+        "cpp_c(buf1)",
+    ],
+)
+def test_what_is_not_understood_stays(middle: str) -> None:
+    assert entry.read(MODULE.format(middle=middle), KERNELS) is None
+
+
+def test_much_memory_stays_apart() -> None:
+    middle = "buf7 = empty_strided_cpu(({}, ), (1, ), torch.float32); cpp_a(buf7, buf7, buf1)"
+    few, many = (middle.format(entry.MEMORY // 4 + n) for n in (-64, 64))
+    assert entry.read(MODULE.format(middle=few), KERNELS) is not None
+    assert entry.read(MODULE.format(middle=many), KERNELS) is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 99), st.lists(st.integers(0, 9), min_size=1)), max_size=9))
+def test_what_is_alive_at_once_does_not_overlap(buffers: list[tuple[int, list[int]]]) -> None:
+    lines = ["def call(args):", "x, = args"]
+    lines += [
+        f"b{i} = empty_strided_cpu(({n}, ), (1, ), torch.int32)" for i, (n, _) in _each(buffers)
+    ]
+    held = [[f"b{i}" for i, (_, uses) in _each(buffers) if k in uses] for k in range(10)]
+    lines += [f"cpp_{k}({', '.join(['x', *names])})" for k, names in enumerate(held)]
+    kernels = {f"cpp_{k}": ["int*"] * (1 + len(names)) for k, names in enumerate(held)}
+    found = entry.read("\n    ".join([*lines, "return (x, )"]), kernels)
+    assert found is not None
+    [total] = map(int, re.findall(r"\(\((\d+),\)", found.text))
+    places = [list(map(int, re.findall(r"arg0 \+ (\d+)\)", given))) for _, given in found.calls]
+    at = {
+        name: p
+        for names, ps in zip(held, places, strict=True)
+        for name, p in zip(names, ps, strict=True)
+    }
+    spans = {f"b{i}": (at[f"b{i}"], at[f"b{i}"] + 4 * n) for i, (n, _) in _each(buffers)}
+    lives = {f"b{i}": (min(uses), max(uses)) for i, (_, uses) in _each(buffers)}
+    for one in spans:
+        assert spans[one][0] % 64 == 0
+        assert spans[one][1] <= total
+        for other in spans:
+            if one < other and _meet(lives[one], lives[other], 0):
+                assert not _meet(spans[one], spans[other], 1)
+
+
+def _each(values: list[Any]) -> list[tuple[int, Any]]:
+    return list(enumerate(values))
+
+
+def _meet(one: tuple[int, int], other: tuple[int, int], gap: int) -> bool:
+    return one[0] <= other[1] - gap and other[0] <= one[1] - gap
+
+
+@pytest.fixture
+def scopes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """Namespaces of the modules that got one call, their own kernels taken away."""
+    done: list[dict[str, Any]] = []
+    define = entry.Entry.define
+
+    def told(self: entry.Entry, scope: dict[str, Any], kernel: Callable[..., None]) -> None:
+        define(self, scope, kernel)
+        for name, _ in self.calls:
+            scope.pop(name, None)
+        done.append(scope)
+
+    monkeypatch.setattr(entry.Entry, "define", told)
+    with fresh_cache():
+        yield done
+
+
+def layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 24), nn.Tanh()).eval()
+
+
+def test_layers_are_one_call(scopes: list[dict[str, Any]]) -> None:
+    model = layers()
+    compiled = graft.compile(model, (torch.randn(1, 24),))
+    assert len(scopes) == 1
+    inputs = [torch.randn(1, 24) for _ in range(8)]
+    for x in inputs:
+        torch.testing.assert_close(compiled(x), model(x))
+    with ThreadPoolExecutor(4) as pool:
+        for x, y in zip(inputs * 25, pool.map(compiled, inputs * 25), strict=True):
+            torch.testing.assert_close(y, model(x))
+
+
+def test_new_weights_are_read(scopes: list[dict[str, Any]]) -> None:
+    model = layers()
+    compiled = graft.compile(model, (torch.randn(1, 24),))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    compiled.load_state_dict(model.state_dict())
+    x = torch.randn(1, 24)
+    torch.testing.assert_close(compiled(x), model(x))
+    assert scopes
+
+
+def test_outputs_are_memory_of_their_own(scopes: list[dict[str, Any]]) -> None:
+    first, second = layers(), layers()
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = first, second
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            y = self.first(x)
+            return y, y[:, 3:9], self.second(y + x)
+
+    model = Two()
+    compiled = graft.compile(model, (torch.randn(1, 24),))
+    assert len(scopes) == 1
+    x, other = torch.randn(1, 24), torch.randn(1, 24)
+    kept = compiled(x)
+    compiled(other)
+    torch.testing.assert_close(kept, model(x))
+
+
+def test_sizes_that_are_not_known_stay(scopes: list[dict[str, Any]]) -> None:
+    model = layers()
+    compiled = graft.compile(model, (graft.Input(min_shape=(1, 24), max_shape=(8, 24)),))
+    for rows in (1, 5, 8):
+        x = torch.randn(rows, 24)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert not scopes

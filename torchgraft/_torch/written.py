@@ -1,0 +1,89 @@
+"""Kernels written by hand in what Inductor generates. torch 2.11 to 2.13."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor as a kernel sees it: where it begins, in C++, and how it is laid out."""
+
+    start: str
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """C++ of one kernel: functions, in a namespace of its own, and a body that may use them."""
+
+    parts: str
+    body: str
+
+
+Write = Callable[[Sequence[Tensor], Tensor, int], Source]
+"""The source for given inputs, output and threads."""
+
+
+def realized(value: Any) -> Any:
+    """A value in memory, its last dimension dense."""
+    from torch._inductor import ir
+
+    return ir.ExternKernel.require_stride1(ir.ExternKernel.realize_input(value))
+
+
+def buffer(
+    name: str, inputs: Sequence[Any], size: Sequence[int], stride: Sequence[int], write: Write
+) -> Any:
+    """What a kernel makes of `inputs`, which are in memory; their sizes are known. Nothing is
+    fused with it."""
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    device, dtype = inputs[0].get_device(), inputs[0].get_dtype()
+    layout = ir.FixedLayout(device, dtype, list(size), list(stride))
+    made = _template()(name, list(inputs), layout, write).generate().output_node()
+    V.graph.no_fuse_buffer_names.add(made.get_name())
+    return made
+
+
+def lower(op: Any, how: Callable[..., Any]) -> None:
+    """Inductor calls `how` for calls of `op`, with values for tensors."""
+    from torch._inductor.lowering import register_lowering
+
+    register_lowering(op, type_promotion_kind=None)(how)
+
+
+@functools.cache
+def _template() -> Any:
+    from torch._inductor.codegen.cpp_template import CppTemplate
+    from torch._inductor.utils import parallel_num_threads
+
+    class Written(CppTemplate):
+        def __init__(self, name: str, inputs: Any, layout: Any, write: Write) -> None:
+            super().__init__(name, inputs, layout, parallel_num_threads())
+            self.write = write
+
+        def render(self, kernel: Any, template_buffer_node: Any = None, **_: Any) -> str:  # type: ignore[override]
+            out: Any = template_buffer_node or self.output_node
+            named = {f"X{i}": node for i, node in enumerate(self.input_nodes)}
+            head = kernel.def_kernel(inputs=named, outputs={"Y": out})
+            *inputs, output = (_tensor(kernel, node) for node in (*self.input_nodes, out))
+            source = self.write(inputs, output, self.num_threads)
+            space = f"{kernel.kernel_name}_parts"
+            return (
+                f"{self.header().getvalue()}\n#include <limits>\n#include <memory>\n"
+                f"namespace {space} {{{source.parts}}}\n"
+                f'extern "C"\n{head}\n{{\n    using namespace {space};\n{source.body}}}\n'
+            )
+
+    return Written
+
+
+def _tensor(kernel: Any, node: Any) -> Tensor:
+    size, stride = (tuple(map(int, numbers)) for numbers in (node.get_size(), node.get_stride()))
+    return Tensor(f"(&{kernel.index(node, [0] * len(size))})", size, stride)
