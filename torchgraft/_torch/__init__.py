@@ -669,28 +669,6 @@ def operator_names() -> set[str]:
     return {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
 
 
-def mark_static(tensor: Tensor, dim: int) -> None:
-    """Let torch.compile take each size of a dim for a fixed one (torch 2.11 to 2.13)."""
-    import torch._dynamo
-
-    torch._dynamo.mark_static(tensor, dim)
-
-
-def allow_recompiles(count: int) -> None:
-    """Let torch.compile keep at least this many programs of one function (torch 2.11 to 2.13)."""
-    from torch._dynamo import config
-
-    config.recompile_limit = max(config.recompile_limit, count)
-
-
-def register_backend(name: str, compiler: Callable[..., Any]) -> None:
-    """Let `torch.compile(backend=name)` find a compiler; one of that name stays (2.11 to 2.13)."""
-    from torch._dynamo.backends import registry
-
-    if name not in registry._COMPILER_FNS:
-        registry.register_backend(compiler, name=name)
-
-
 def register_device(name: str, module: ModuleType) -> None:
     """Make `module` what `torch.<name>` is; part of torch's interface for devices of others."""
     register: Any = torch._register_device_module  # untyped in torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchgraft import _torch
+from torchgraft._torch import dynamo
 from torchgraft.compat.aie.compile import mindie_backend
 from torchgraft.compat.air.backend import npu_backend, npugraph_ex_backend
 
@@ -20,4 +20,4 @@ BACKENDS: dict[str, Callable[..., Any]] = {
 def register() -> None:
     """Make them known; once is enough."""
     for name, backend in BACKENDS.items():
-        _torch.register_backend(name, backend)
+        dynamo.register_backend(name, backend)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import torchgraft as graft
-from torchgraft import _torch
+from torchgraft._torch import dynamo
 from torchgraft.compat.air.backend import get_npu_backend, native
 from torchgraft.compat.air.config import CompilerConfig
 from torchgraft.compat.air.dump import Dumps, rank
@@ -108,5 +108,5 @@ def set_dim_gears(t: Tensor, dim_gears: Mapping[int, Sequence[int]]) -> None:
     assert before in (None, given), f"set_dim_gears: the gears of this tensor are {before} already"
     t._torchair_gears = given  # type: ignore[attr-defined]
     for dim in given:
-        _torch.mark_static(t, dim)
-    _torch.allow_recompiles(_MOST_GEARS + 1)
+        dynamo.mark_static(t, dim)
+    dynamo.allow_recompiles(_MOST_GEARS + 1)
