@@ -168,6 +168,8 @@ def test_a_compiler_takes_a_graph_of_aot(ascend: Path) -> None:
     compiled = torchair.get_compiler()(gm, [x])
     torch.testing.assert_close(compiled(x)[0], x.sin() + 1)
     assert "launch('main', 'aten.sin.default'" in compiled.get_code()
+    with pytest.raises(NotOnThisDevice, match=r"dump_artifacts needs an NPU\. Use graft\.compile"):
+        compiled.dump_artifacts()
 
 
 @pytest.mark.feature("torchair", 'string backends "npu", "npugraph_ex", "npugraphs"')
@@ -736,6 +738,8 @@ def test_what_needs_the_device_says_what_does_not(ascend: Path) -> None:
         _ = torchair.ops.npu_fused_infer_attention_score_v2
     with pytest.raises(NotOnThisDevice, match="Every plan is proved"):
         from torchair.tools.gegraph_check.deadlock_check import deadlock_check  # noqa: F401
+    with pytest.raises(NotOnThisDevice, match=r"as_dict needs an NPU\. Use repr"):
+        torchair.CompilerConfig().as_dict()
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = torchair.nothing
 
