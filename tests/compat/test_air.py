@@ -630,6 +630,18 @@ def test_a_method_is_compiled_and_shown(ascend: Path, capsys: pytest.CaptureFixt
         model.decode(torch.ones(3, 3)).sum().backward()
 
 
+@pytest.mark.feature("torchair", "prefill and decode: a cache that is written, streams, a pass")
+@pytest.mark.filterwarnings("ignore:mode .reduce-overhead")
+def test_a_decode_loop_runs_as_it_is(script: Script) -> None:
+    ran = script("air_decode.py")
+    assert set(ran["results"]) == {"max-autotune", "reduce-overhead", "cached"}
+    for made in ran["results"].values():
+        torch.testing.assert_close(made, ran["expected"], rtol=1e-4, atol=1e-5)
+    streams = [{node.stream for node in report.nodes} for report in graft.reports()[-6:]]
+    assert streams[:4] == [{"main", "mlp", "embed"}] * 4
+    assert streams[4:] == [{"main", "mlp"}] * 2
+
+
 def test_every_gear_is_compiled(ascend: Path) -> None:
     """More of them than torch.compile keeps programs of one function by default."""
     import torchair
