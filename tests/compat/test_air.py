@@ -168,6 +168,8 @@ def test_a_compiler_takes_a_graph_of_aot(ascend: Path) -> None:
     compiled = torchair.get_compiler()(gm, [x])
     torch.testing.assert_close(compiled(x)[0], x.sin() + 1)
     assert "launch('main', 'aten.sin.default'" in compiled.get_code()
+    with pytest.raises(NotOnThisDevice, match=r"dump_artifacts needs an NPU\. Use graft\.compile"):
+        compiled.dump_artifacts()
 
 
 @pytest.mark.feature("torchair", 'string backends "npu", "npugraph_ex", "npugraphs"')
@@ -628,6 +630,18 @@ def test_a_method_is_compiled_and_shown(ascend: Path, capsys: pytest.CaptureFixt
         model.decode(torch.ones(3, 3)).sum().backward()
 
 
+@pytest.mark.feature("torchair", "prefill and decode: a cache that is written, streams, a pass")
+@pytest.mark.filterwarnings("ignore:mode .reduce-overhead")
+def test_a_decode_loop_runs_as_it_is(script: Script) -> None:
+    ran = script("air_decode.py")
+    assert set(ran["results"]) == {"max-autotune", "reduce-overhead", "cached"}
+    for made in ran["results"].values():
+        torch.testing.assert_close(made, ran["expected"], rtol=1e-4, atol=1e-5)
+    streams = [{node.stream for node in report.nodes} for report in graft.reports()[-6:]]
+    assert streams[:4] == [{"main", "mlp", "embed"}] * 4
+    assert streams[4:] == [{"main", "mlp"}] * 2
+
+
 def test_every_gear_is_compiled(ascend: Path) -> None:
     """More of them than torch.compile keeps programs of one function by default."""
     import torchair
@@ -736,6 +750,8 @@ def test_what_needs_the_device_says_what_does_not(ascend: Path) -> None:
         _ = torchair.ops.npu_fused_infer_attention_score_v2
     with pytest.raises(NotOnThisDevice, match="Every plan is proved"):
         from torchair.tools.gegraph_check.deadlock_check import deadlock_check  # noqa: F401
+    with pytest.raises(NotOnThisDevice, match=r"as_dict needs an NPU\. Use repr"):
+        torchair.CompilerConfig().as_dict()
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = torchair.nothing
 

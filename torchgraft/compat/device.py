@@ -35,6 +35,7 @@ class Mapped(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        func = traceable(func)
         if func is torch.device:
             return _device(self.kind, *args, **(kwargs or {}))
         args = tuple([mapped(arg, self.kind) for arg in args])
@@ -42,6 +43,12 @@ class Mapped(TorchFunctionMode):
         if self.kind == "cpu":
             return _on_host(func, args, named)
         return func(*args, **named)
+
+
+def traceable(func: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch as a compiler can trace it through a mode: Dynamo does not follow the
+    `super()` in `Tensor.unflatten` (torch 2.13)."""
+    return torch.unflatten if func is torch.Tensor.unflatten else func
 
 
 def _on_host(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:

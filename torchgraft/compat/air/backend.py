@@ -6,7 +6,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.fx import GraphModule
 
@@ -22,6 +22,7 @@ from torchgraft.compat.air.config import (
     with_options,
 )
 from torchgraft.compat.air.log import logger
+from torchgraft.errors import NotOnThisDevice
 from torchgraft.passes.pattern.define import Pattern
 from torchgraft.passes.registry import current
 from torchgraft.program import Program
@@ -132,6 +133,13 @@ class Compiled:
     def get_code(self) -> str:
         """The plan that runs, as text."""
         return str(self.program.plan)
+
+    def dump_artifacts(self) -> NoReturn:
+        """What TorchAir keeps of a compiled graph, which its runtime alone can load."""
+        raise NotOnThisDevice("dump_artifacts", "Use graft.compile(model, ...).save(path).")
+
+    def load_artifacts(self, artifacts: Any) -> NoReturn:
+        raise NotOnThisDevice("load_artifacts", "Use graft.load(path).")
 
 
 def get_compiler(

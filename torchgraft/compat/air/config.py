@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from torchgraft.compat.notes import without_effect
 from torchgraft.compat.options import (
@@ -22,6 +22,7 @@ from torchgraft.compat.options import (
     text,
     whole,
 )
+from torchgraft.errors import NotOnThisDevice
 
 Sections = dict[str, type[Section]]
 Options = dict[str, Kind]
@@ -199,6 +200,10 @@ class CompilerConfig(Section):
         "ge_config": _Ge,
         "aclgraph_config": _AclGraph,
     }
+
+    def as_dict(self) -> NoReturn:
+        """The options as the NPU's compiler spells them."""
+        raise NotOnThisDevice("CompilerConfig.as_dict", "Use repr(config): it has what was set.")
 
 
 class NpuGraphExConfig(Section):

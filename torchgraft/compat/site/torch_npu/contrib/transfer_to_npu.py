@@ -45,7 +45,7 @@ class FromCuda(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = {key: renamed(value) for key, value in (kwargs or {}).items()}
-        return func(*[renamed(arg) for arg in args], **named)
+        return device.traceable(func)(*[renamed(arg) for arg in args], **named)
 
 
 def _with_hccl(plain: Callable[..., Any]) -> Callable[..., Any]:
