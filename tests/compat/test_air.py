@@ -752,6 +752,10 @@ def test_what_needs_the_device_says_what_does_not(ascend: Path) -> None:
         from torchair.tools.gegraph_check.deadlock_check import deadlock_check  # noqa: F401
     with pytest.raises(NotOnThisDevice, match=r"as_dict needs an NPU\. Use repr"):
         torchair.CompilerConfig().as_dict()
+    with pytest.raises(NotOnThisDevice, match='Use backend="npugraph_ex"'):
+        _ = torchair.CompilerConfig().npugraphex_config
+    with pytest.raises(NotOnThisDevice, match=r"attr\.Int\.get"):
+        torchair.ge.attr.Int.get(None)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = torchair.nothing
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
+from torchgraft.errors import NotOnThisDevice
 from torchgraft.op.dtypes import dtype_name
 
 
@@ -34,6 +35,11 @@ class Attr:
     def plain(self) -> Any:
         """The value as an operator of torch takes it."""
         return self.value
+
+    @classmethod
+    def get(cls, message: Any) -> NoReturn:
+        """The value that a message of the NPU's compiler holds."""
+        raise NotOnThisDevice(f"attr.{cls.__name__}.get", "Use the .value of what was given.")
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.value == other.value

@@ -205,6 +205,13 @@ class CompilerConfig(Section):
         """The options as the NPU's compiler spells them."""
         raise NotOnThisDevice("CompilerConfig.as_dict", "Use repr(config): it has what was set.")
 
+    @property
+    def npugraphex_config(self) -> NoReturn:
+        """What only npugraph_ex heeds."""
+        raise NotOnThisDevice(
+            "CompilerConfig.npugraphex_config", 'Use backend="npugraph_ex" with options={...}.'
+        )
+
 
 class NpuGraphExConfig(Section):
     """The flat options of npugraph_ex."""
