@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import config as inductor
 from torch.testing import assert_close
 
 import torchgraft as graft
@@ -35,6 +36,16 @@ def test_the_second_time_it_is_found(tmp_path: Path) -> None:
     assert_close(second(X), X.relu() * 2)
     assert second.plan == first.plan
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_generated_code_is_found_and_inductors_settings_stay(tmp_path: Path) -> None:
+    before = inductor.save_config_portable()["aot_inductor.metadata"]  # a part of the key
+    first, second = (graft.compile(scaled(2.0), (X,), cache_dir=tmp_path) for _ in range(2))
+    assert note(first) == "cache miss: the cache is empty"
+    assert note(second) == "cache hit: nothing was compiled"
+    assert_close(second(X), X * 2)
+    assert inductor.aot_inductor.metadata == before
 
 
 def scaled(by: float) -> Any:

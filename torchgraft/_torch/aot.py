@@ -58,6 +58,7 @@ def compile(
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.embed_kernel_binary": True,
         "aot_inductor.output_path": path,
+        "aot_inductor.metadata": {},  # torch writes to it, and it is part of a hash of settings
     }
     frozen = any("weight" in node.meta for node in gm.graph.nodes)
     settings |= {"freezing": True, "freezing_discard_parameters": False} if frozen else {}
