@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft._torch import attention, generator
+from torchgraft.codegen import own
 
 aten = torch.ops.aten
 
@@ -96,11 +97,8 @@ def _replace(
 @functools.cache
 def attend() -> Any:
     """The operator that stands for it in a graph."""
-    library: Any = torch.library.Library("torchgraft", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define("attend(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> Tensor")
-    library.impl("attend", _plain, "CompositeExplicitAutograd")
-    attend.library = library  # type: ignore[attr-defined]  # it goes with this object
-    op = torch.ops.torchgraft.attend.default
+    schema = "attend(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> Tensor"
+    op = own.declared(schema, _plain)
     attention.generate_for(op)
     return op
 

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from torchgraft._torch import generator
 from torchgraft._torch import patches as code
+from torchgraft.codegen import own
 from torchgraft.fx import meta
 from torchgraft.fx.cost import flops_of
 
@@ -131,11 +132,8 @@ class _Convolution:
 @functools.cache
 def patches() -> Any:
     """What each output of a convolution sees, as rows: [output, pixel of the kernel, channel]."""
-    library: Any = torch.library.Library("torchgraft", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define("patches(Tensor x, int[] kernel, int[] stride, int[] padding) -> Tensor")
-    library.impl("patches", _plain, "CompositeExplicitAutograd")
-    patches.library = library  # type: ignore[attr-defined]  # it goes with this object
-    op = torch.ops.torchgraft.patches.default
+    schema = "patches(Tensor x, int[] kernel, int[] stride, int[] padding) -> Tensor"
+    op = own.declared(schema, _plain)
     code.generate_for(op)
     return op
 

@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft._torch import generator
+from torchgraft.codegen import own
 
 aten = torch.ops.aten
 Sizes = Sequence[int]
@@ -123,13 +124,7 @@ _SCHEMA = (
 @functools.cache
 def convolution_relu() -> Any:
     """relu(convolution + bias + other), channels last; by cuDNN on CUDA."""
-    library: Any = torch.library.Library("torchgraft", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define(_SCHEMA)
-    library.impl("convolution_relu", _plain, "CompositeExplicitAutograd")
-    library.impl("convolution_relu", _by_cudnn, "CUDA")
-    library.impl("convolution_relu", _fake, "Meta")
-    convolution_relu.library = library  # type: ignore[attr-defined]  # it goes with this object
-    op = torch.ops.torchgraft.convolution_relu.default
+    op = own.declared(_SCHEMA, _plain, CUDA=_by_cudnn, Meta=_fake)
     generator.call_channels_last(op)
     return op
 

@@ -32,7 +32,7 @@ Program program_of(const at::Tensor& engine) {
     const auto found = engines().programs.find(key);
     if (found != engines().programs.end() && !found->second.buffer.expired()) return found->second.program;
   }
-  Program loaded = load(engine);
+  Program loaded = load(engine.cpu());  // the module may have been moved to a device
   std::lock_guard<std::mutex> hold(engines().lock);
   for (auto it = engines().programs.begin(); it != engines().programs.end();)
     it = it->second.buffer.expired() ? engines().programs.erase(it) : std::next(it);
