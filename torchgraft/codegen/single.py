@@ -118,9 +118,11 @@ def _attention(
     parts = write(aten.mul.Tensor, write.wide(write.held(q)), write.wide(k))
     scores = write(aten.sum.dim_IntList, parts, [-1])
     scores = write(aten.mul.Tensor, scores, 1 / math.sqrt(width) if scale is None else scale)
-    if bias is not None:
+    if bias is None:
+        shares = write(aten._softmax.default, scores, -1, False)
+    else:
         scores = write(aten.add.Tensor, scores, write(aten.squeeze.dim, write.wide(bias), -2))
-    shares = write(aten._softmax.default, scores, -1, False)
+        shares = write(aten._safe_softmax.default, scores, -1)  # zeros where all is hidden
     parts = write(aten.mul.Tensor, write(aten.unsqueeze.default, shares, -1), write.wide(v))
     total = write(aten.sum.dim_IntList, parts, [-2])
     return write.result(total, q, [*query.shape[:-1], values.shape[-1]])
