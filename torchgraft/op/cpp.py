@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch.utils import cpp_extension
 
 from torchgraft._torch import generator
 from torchgraft.errors import BadValue, KernelBuild
@@ -198,6 +197,8 @@ def command(op: str, language: str, source: str) -> list[str]:
     """The compiler of a language ("C++" or "CUDA") and the flags that everything is compiled with;
     raises for `op` where there is none."""
     if language == "CUDA":
+        from torch.utils import cpp_extension
+
         home = cpp_extension.CUDA_HOME
         found = shutil.which("nvcc") or (home and shutil.which(os.path.join(home, "bin", "nvcc")))
         want, more = "nvcc, of the CUDA toolkit", []
@@ -216,6 +217,8 @@ def version(tool: str) -> str:
 
 
 def _flags(language: str) -> list[str]:
+    from torch.utils import cpp_extension  # which looks for CUDA, and warns where it finds half
+
     paths = cpp_extension.include_paths()  # nvcc knows the toolkit's own
     abi = int(torch.compiled_with_cxx11_abi())
     flags = ["-O3", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-DNDEBUG"]
@@ -264,6 +267,8 @@ def compile_library(
     `line` is the compiler with its flags, `near` are folders to look for headers in. What does not
     compile raises for `op` with the compiler's first error; all it said is beside the target.
     """
+    from torch.utils import cpp_extension
+
     cuda = "-Xcompiler=-fPIC" in line
     links = [flag for path in cpp_extension.library_paths() for flag in ("-L", path)]
     libraries = ["-lc10", "-ltorch_cpu", "-ltorch"]
