@@ -2,14 +2,16 @@
 
 First the ways to lay out the whole (several streams or one, branches merged or not), then for each
 region, the most costly first, the generator's own tuning. All of it within
-`Config(autotune_seconds=...)`, counted from the start of the compile; a way that fails, for want of
-memory or otherwise, is dropped.
+`Config(autotune_seconds=...)`, counted from the start of the compile: where that ends in the midst
+of a region, the rest of it is as predicted. A way that fails, for want of memory or otherwise, is
+dropped.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import operator
 import statistics
 import time
@@ -21,6 +23,7 @@ import torch
 from torch.fx import GraphModule
 
 from torchgraft import _torch, progress
+from torchgraft._torch import tuning
 from torchgraft.codegen.regions import GENERATED, Unit, extract
 from torchgraft.config import Config
 from torchgraft.errors import first_line
@@ -138,10 +141,16 @@ class Tuner:
                         f"autotune: the time was up before {count} of {len(units)} regions"
                     )
                 break
-            start = clock()
+            start, rest = clock(), longest  # what the region takes without tuning, about
             with self._dropping(report, f"{unit.name} tuned"):
                 tried += 1
-                self._region(unit, linker, kernels, report)
+                with tuning.until(functools.partial(self._ends, rest)) as untimed:
+                    self._region(unit, linker, kernels, report)
+                if untimed.count:
+                    report.notes.append(
+                        f"autotune: {unit.name}: the time was up, so {untimed.count} products, "
+                        f"convolutions or kernels in it were not tuned"
+                    )
             longest = max(longest, clock() - start)
         if kernels != linker.kernels:
             linker.kernels = kernels
@@ -201,6 +210,9 @@ class Tuner:
 
     def _left(self) -> float:
         return self.began + self.config.autotune_seconds - clock()
+
+    def _ends(self, rest: float) -> bool:
+        return self._left() < rest
 
     @contextlib.contextmanager
     def _dropping(

@@ -220,3 +220,27 @@ def test_the_machine_itself_can_be_asked() -> None:
 def test_a_budget_is_a_number_of_seconds(wrong: Any) -> None:
     with pytest.raises(graft.errors.BadValue, match=r"Config\.autotune_seconds"):
         graft.Config(autotune_seconds=wrong)
+
+
+@pytest.mark.slow
+def test_a_budget_that_ends_within_a_region_leaves_the_rest_of_it_untuned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    script = Script(monkeypatch)
+    timed = []
+    plain = AlgorithmSelectorCache.do_autotuning
+
+    def slow(self: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        script.now += 1000  # one product takes longer than the budget
+        timed.append(name)
+        return plain(self, name, *args, **kwargs)
+
+    monkeypatch.setattr(AlgorithmSelectorCache, "do_autotuning", slow)
+    model = nn.Sequential(*(nn.Linear(8 * n, 8 * n + 8) for n in range(1, 5)))
+    made = compiled(model, X)
+    assert len(timed) == 1
+    [note] = [note for note in made.report.notes if "not tuned" in note]
+    assert note.startswith("autotune: region0: the time was up, so 3 products")
+    assert AlgorithmSelectorCache.do_autotuning is slow  # nothing of ours is left behind
