@@ -177,7 +177,8 @@ class Tuner:
         return lambda: run(list(inputs))
 
     def _choose(self, what: str, calls: Mapping[str, Callable[[], object]], report: Report) -> str:
-        """Time the calls in turns; the name of the one with the least median."""
+        """Time the calls in turns; the name of the one with the least median. The first, which is
+        as predicted, stays unless that one is clearly faster: chance would choose between them."""
         times: dict[str, list[float]] = {name: [] for name in calls}
         with _torch.real():
             for _ in progress.each(f"timing {what}", range(ROUNDS)):
@@ -187,7 +188,9 @@ class Tuner:
         if not times:
             return next(iter(calls))
         medians = {name: statistics.median(held) for name, held in times.items()}
-        kept = min(medians, key=lambda name: medians[name])
+        kept, first = min(medians, key=lambda name: medians[name]), next(iter(calls))
+        if first in times and _quartiles(times[kept])[1] >= _quartiles(times[first])[0]:
+            kept = first
         spreads = {name: _spread(held) for name, held in times.items()}
         report.trials += [
             Trial(what, name, medians[name], spreads[name], name == kept) for name in medians
@@ -202,7 +205,7 @@ class Tuner:
         if rivals and max(spreads[kept], *(spreads[n] for n in rivals)) > UNCLEAR:
             said = (
                 f"autotune: {what}: timings vary by {max(spreads.values()):.0%}, more than the "
-                f"ways differ, so the choice means little; is the machine busy?"
+                f"ways differ, so the choice means little and is {kept!r}; is the machine busy?"
             )
             report.notes.append(said)
             warnings.warn(f"torchgraft: {report.name}: {said}", stacklevel=2)

@@ -55,3 +55,14 @@ def test_a_package_lets_go_of_its_weights_in_the_middle_of_a_trace() -> None:
     with Tracing():
         aot._empty([weight])
     assert weight.untyped_storage().nbytes() == 0
+
+
+def test_weights_go_also_where_garbage_is_collected_within_a_fake_kernel() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode, in_kernel_invocation_manager
+
+    weight, mode = torch.randn(4), FakeTensorMode()
+    with mode, in_kernel_invocation_manager(mode):
+        aot._empty([weight])
+        assert torch._C._meta_in_tls_dispatch_include()  # the kernel goes on as it was
+    assert weight.numel() == 0
+    assert weight.device.type == "cpu"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import torchgraft as graft
 from torchgraft import _torch
+from torchgraft._torch import generator
 from torchgraft.codegen import regions, single
 
 aten = torch.ops.aten
@@ -57,6 +58,26 @@ def test_a_product_of_one_row_is_a_sum(dtype: torch.dtype) -> None:
     agree(Call(torch.mm, torch.randn(24, 40)), torch.randn(1, 24), gone=aten.mm.default)
     stacked = Call(torch.bmm, torch.randn(3, 24, 40))
     agree(stacked, torch.randn(3, 1, 24), gone=aten.bmm.default)
+
+
+@pytest.mark.slow
+def test_weights_keep_their_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cast would be folded into them, and twice as many bytes be read at each call."""
+    held: list[Tensor] = []
+
+    def seen(gm: torch.fx.GraphModule, *args: Any) -> None:
+        held.extend(value for value in vars(gm).values() if isinstance(value, Tensor))
+        held.extend(gm.buffers())
+
+    monkeypatch.setattr(single, "as_loops", functools.partial(single.as_loops, device="cpu"))
+    monkeypatch.setattr(generator, "rebase", seen)
+    model, x = nn.Linear(24, 40, dtype=torch.float16), torch.randn(1, 24, dtype=torch.float16)
+    compiled = graft.compile(model, (x,))
+    torch.testing.assert_close(compiled(x), model(x))
+    assert sorted((str(t.dtype), tuple(t.shape)) for t in held) == [
+        ("torch.float16", (40,)),
+        ("torch.float16", (40, 24)),  # and nothing else, such as what they were made of
+    ]
 
 
 def test_other_products_stay() -> None:

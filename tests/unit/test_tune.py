@@ -163,6 +163,15 @@ def test_a_choice_that_drowns_in_noise_warns(monkeypatch: pytest.MonkeyPatch, gp
         compiled(Towers(8, 16), X, **ATEN)
 
 
+def test_what_is_not_clearly_faster_is_not_chosen(
+    monkeypatch: pytest.MonkeyPatch, gpu: None
+) -> None:
+    Script(monkeypatch, one_stream=[1e-6, 4e-6, 9e-6] * 3, streams=wild())
+    with pytest.warns(UserWarning, match="so the choice means little and is '2 streams'"):
+        made = compiled(Towers(8, 16), X, **ATEN)
+    assert len(made.plan.streams) == 2  # as predicted, though one has the lower median
+
+
 def test_a_clear_choice_does_not_warn(monkeypatch: pytest.MonkeyPatch, gpu: None) -> None:
     Script(monkeypatch, one_stream=[20e-6, 22e-6, 30e-6] * 3, streams=wild())
     with warnings.catch_warnings():

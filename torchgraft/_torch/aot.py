@@ -229,13 +229,30 @@ def _empty(aliases: Sequence[Tensor]) -> None:
     (`MaybeOwningAtenTensorHandle`, torch 2.11 to 2.13), so that the weights would stay for good."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    # Garbage may be collected in a trace.
-    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+    # Garbage may be collected in a trace, and there within a kernel of a fake tensor.
+    with (
+        torch._C.DisableTorchFunction(),
+        _disable_current_modes(),
+        _no_kernel_of_meta(),
+        torch.no_grad(),
+    ):
         for alias in aliases:
             if alias.layout == torch.strided:
                 alias.set_()  # type: ignore[call-overload]
             else:
                 alias.data = torch.zeros(1).to_mkldnn()
+
+
+@contextlib.contextmanager
+def _no_kernel_of_meta() -> Iterator[None]:
+    """Operators take the kernels of their tensors' devices, also while a fake tensor has sent those
+    of this thread to `meta`."""
+    sent = torch._C._meta_in_tls_dispatch_include()
+    torch._C._set_meta_in_tls_dispatch_include(False)
+    try:
+        yield
+    finally:
+        torch._C._set_meta_in_tls_dispatch_include(sent)
 
 
 _CONTEXTS = 4

@@ -362,7 +362,22 @@ def freeze(
             fake_tensor_prop(gm, inputs, True)
             freezing.convert_conv_weights_to_channels_last(gm)
         gm, _ = freezing.freeze(gm, gm, list(inputs))
+    _drop_unnamed(gm)
     return gm, {"layout_opt": layout}
+
+
+def _drop_unnamed(gm: GraphModule) -> None:
+    """Let go of constants that no node names: folding (torch to 2.13) leaves those of which it has
+    taken views, in memory and in the key of Inductor's cache."""
+    named = {node.target for node in gm.graph.find_nodes(op="get_attr")}
+    held = [
+        *vars(gm).items(),
+        *gm.named_buffers(recurse=False),
+        *gm.named_parameters(recurse=False),
+    ]
+    for name, value in held:
+        if isinstance(value, Tensor) and name not in named:
+            delattr(gm, name)
 
 
 def _name_once(gm: GraphModule) -> None:

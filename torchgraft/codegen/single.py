@@ -100,10 +100,12 @@ def _product(write: _Writer, *args: Node, **kwargs: Any) -> Node | None:
     rows = write(aten.permute.default, weight, turned)
     if apart:
         rows = write(aten.clone.default, rows, memory_format=torch.contiguous_format)
-    parts = write(aten.mul.Tensor, write.wide(rows), write.wide(write.held(data)))
+    # Weights become wide where they are multiplied: a cast of its own would be folded, and twice as
+    # many bytes be read.
+    parts = write(aten.mul.Tensor, rows, write.wide(write.held(data)))
     total = write(aten.sum.dim_IntList, parts, [-1])
     if bias:
-        total = write(aten.add.Tensor, total, write.wide(bias[0]))
+        total = write(aten.add.Tensor, total, bias[0])
     return write.held(write.result(total, data, [*x.shape[:-1], w.shape[-1]]))
 
 
@@ -143,8 +145,9 @@ def _attends(*names: str) -> Callable[..., Node | None]:
 def _slot(
     write: _Writer, old: Node, indices: Any, new: Node, accumulate: bool = False
 ) -> Node | None:
-    """`index_put` at one place of one dimension: each element is the old or the new one, which
-    fuses with what reads it where a scatter does not."""
+    """`index_put` at one place of one dimension: each element is the old or the new one, held: who
+    reads it would otherwise choose again, and of caches that are one tensor each lies elsewhere in
+    it, so each reader would be a kernel of its own to compile."""
     named = [dim for dim, index in enumerate(indices) if index is not None]
     before, after = old.meta["val"], new.meta["val"]
     if accumulate or len(named) != 1 or after.ndim != before.ndim:
@@ -158,7 +161,7 @@ def _slot(
     at = write(aten.index.Tensor, places, [index])  # counts from the end, and checks
     shape = [-1 if i == dim else 1 for i in range(before.ndim)]
     hit = write(aten.reshape.default, write(aten.eq.Tensor, places, at), shape)
-    return write(aten.where.self, hit, new, old)
+    return write.held(write(aten.where.self, hit, new, old))
 
 
 _WAYS: dict[Any, Callable[..., Node | None]] = {
