@@ -46,6 +46,11 @@ class Weight:
         if len(self.shape) != len(self.stride):
             raise BadPackage(f"weight {self.name!r} has other strides than sizes")
 
+    @property
+    def type(self) -> Tensor:
+        """A tensor like this one that has no values."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
     def of(self, stored: Mapping[str, Tensor]) -> Tensor:
         """The tensor of the file."""
         found = stored.get(self.tensor)
