@@ -10,11 +10,14 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from torchgraft import _torch
+
+aten = torch.ops.aten
 
 
 class Prepare:
@@ -80,7 +83,38 @@ class Prepare:
     def _call(self, target: Any, args: Any, kwargs: Mapping[str, Any]) -> Node:
         if _torch.is_packet(target):  # Inductor leaves the overload open where there is but one
             target = getattr(target, target.overloads()[0])
+        target, args, kwargs = _shorter(target, tuple(args), kwargs)
+        if isinstance(target, Node):
+            return target
         key = (target, repr(args), repr(kwargs))  # nodes are unique by name, floats by repr
         if key not in self._calls:
-            self._calls[key] = self.graph.call_function(target, tuple(args), dict(kwargs))
+            self._calls[key] = self.graph.call_function(target, args, dict(kwargs))
         return self._calls[key]
+
+
+def _shorter(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A call as it need be; in place of its target a node that has the value already.
+
+    Inductor packs a weight for oneDNN, and unpacks it again where it generates the product itself;
+    what it then pads to a whole number of blocks often needs no padding. Each is a copy of all the
+    weights whenever a package is loaded.
+    """
+    source = args[0] if args and isinstance(args[0], Node) else None
+    if source is None or kwargs:
+        return target, args, kwargs
+    if target is aten._to_dense.default and len(args) == 1 and _is_packing(source):
+        return aten.contiguous.default, (source.args[0],), {}
+    if target is aten.constant_pad_nd.default and not any(args[1]) and _is_dense(source):
+        return source, (), {}
+    return target, args, kwargs
+
+
+def _is_packing(node: Node) -> bool:
+    return str(node.target) == "mkldnn._reorder_linear_weight.default"
+
+
+def _is_dense(node: Node) -> bool:
+    """Whether a value has no gaps, so that a copy has its strides."""
+    while node.target in (aten.transpose.int, aten.permute.default):
+        [node, *_] = node.all_input_nodes
+    return node.target is aten.contiguous.default
