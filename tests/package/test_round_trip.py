@@ -7,6 +7,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -459,3 +460,25 @@ def test_a_product_in_halves_of_any_batch_is_generated_code(tmp_path: Path) -> N
         for rows in (1, 5):
             x = torch.randn(rows, 8)
             assert_close(program(x), model(x).detach(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="nothing says what is mapped")
+def test_a_program_that_is_let_go_gives_its_code_back(tmp_path: Path) -> None:
+    path, x = tmp_path / "program.graft", torch.randn(4, 8)
+    graft.compile(lambda x: x.sin() * 2, (x,)).save(path)
+
+    def mapped() -> int:
+        gc.collect()
+        return Path("/proc/self/maps").read_text().count("region.so")
+
+    def called(x: Tensor) -> Tensor:
+        return graft.load(path)(x)
+
+    outputs = [called(x)]
+    before = mapped()  # the first library may stay: it owns what all have in common
+    with ThreadPoolExecutor(1) as thread:
+        outputs += [called(x), called(x), *thread.map(called, [x, x])]
+        assert mapped() == before
+    for output in outputs:
+        assert_close(output, x.sin() * 2)
