@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.testing import assert_close
 
 import torchgraft as graft
 from torchgraft.errors import BadPackage
+from torchgraft.package.archive import WEIGHTS, Archive
 from torchgraft.package.fingerprint import Unknowable, fingerprint
 
 aten = torch.ops.aten
@@ -204,12 +205,13 @@ def test_a_damaged_entry_is_replaced(tmp_path: Path) -> None:
     assert note(compiled(tmp_path)).startswith("cache hit")
 
 
-def spoil(entry: Path, member: str) -> None:
-    """Change the last byte of a member."""
-    data = bytearray(entry.read_bytes())
-    with zipfile.ZipFile(entry) as file:
-        at = data.index(file.read(member)) + file.getinfo(member).file_size - 1
-    data[at] ^= 1
+def spoil(entry: Path, tensor: str = "") -> None:
+    """Change a byte of a tensor, or else the last one of the weights."""
+    data, weights = bytearray(entry.read_bytes()), bytes(Archive(entry).members[WEIGHTS])
+    header = int.from_bytes(weights[:8], "little")
+    listed = json.loads(weights[8 : 8 + header])
+    at = 8 + header + listed[tensor]["data_offsets"][0] if tensor else len(weights) - 1
+    data[data.index(weights) + at] ^= 1
     entry.write_bytes(data)
 
 
@@ -217,7 +219,7 @@ def test_altered_weights_are_never_used(tmp_path: Path) -> None:
     model = nn.Linear(4, 16)
     compiled(tmp_path, model)
     [entry] = tmp_path.iterdir()
-    spoil(entry, "weights.safetensors")
+    spoil(entry)
     found = compiled(tmp_path, model)
     assert note(found).startswith("cache hit")  # the key has the weights, so the model's are it
     assert_close(found(X), model(X))
@@ -244,10 +246,25 @@ def test_an_altered_constant_that_only_the_file_has_is_refused(tmp_path: Path) -
     assert note(again).startswith("cache hit")
     assert_close(again(X), (X.relu() + 1) * 2)
     [entry] = tmp_path.iterdir()
-    spoil(entry, "weights.safetensors")
+    spoil(entry)
     replaced = compiled(tmp_path, post_passes=[add_ones])
     assert "the entry was no good" in note(replaced)
     assert_close(replaced(X), (X.relu() + 1) * 2)
+
+
+def test_a_constant_that_only_the_file_has_is_checked_alone(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    compiled(tmp_path, model, post_passes=[add_ones])
+    [entry] = tmp_path.iterdir()
+    spoil(entry, "0.weight")
+    found = compiled(tmp_path, model, post_passes=[add_ones])
+    assert note(found).startswith("cache hit")
+    assert_close(found(X), model(X) + 1)
+    spoil(entry, "constant.0")
+    replaced = compiled(tmp_path, model, post_passes=[add_ones])
+    assert "the entry was no good" in note(replaced)
+    assert "'constant.0' was altered" in note(replaced)
+    assert_close(replaced(X), model(X) + 1)
 
 
 def test_an_entry_under_the_name_of_another_is_replaced(tmp_path: Path) -> None:

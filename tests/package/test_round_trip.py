@@ -295,6 +295,26 @@ def test_a_pass_that_reads_weights_cannot_be_repeated(tmp_path: Path) -> None:
     assert_close(loaded(x), model(x) * 2)
 
 
+class Tables(nn.Module):
+    """Two tables, which become one: where each begins is a constant that a pass of ours makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Embedding(5, 4), nn.Embedding(7, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.one(ids) + self.two(ids)
+
+
+def test_tables_that_were_joined_take_new_weights(tmp_path: Path) -> None:
+    ids, other = torch.tensor([[4, 0]]), Tables()
+    compiled = graft.compile(Tables(), (ids,))
+    assert "_merged_starts0" in str(compiled.graph)
+    loaded = saved(compiled, tmp_path)
+    loaded.load_state_dict(other.state_dict())
+    assert_close(loaded(ids), other(ids))
+
+
 def test_weights_that_are_folded_and_changed(tmp_path: Path) -> None:
     class Scaled(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

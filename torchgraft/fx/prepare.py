@@ -1,7 +1,7 @@
 """How each constant of a program comes about from its weights, as a graph that can run again.
 
 Folding and packing compute tensors at compile time. A `Prepare` in `gm.meta["prepare"]` is told of
-each, and knows a tensor by its identity; what nobody told it of is a constant of its own.
+each, and knows a tensor by its identity; what nobody told it of may have been made of weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Prepare:
     def __init__(self) -> None:
         self.graph = Graph()
         self.weights: dict[str, Tensor] = {}  # by placeholder's target, in order
-        self.unknown: set[str] = set()  # those of them that no state dict names
+        self.unknown: set[str] = set()  # those of them that nobody declared
+        self._constants = 0
         self.values: list[Node] = []
         self._nodes: dict[int, Node] = {}  # by identity of a tensor
         self._kept: list[Tensor] = []  # so that no identity is used twice
@@ -38,6 +39,11 @@ class Prepare:
         node = self._placeholder()
         if id(tensor) not in self._nodes:
             self._remember(tensor, node)
+
+    def constant(self, tensor: Tensor) -> None:
+        """Declare a tensor that is the same for all weights, such as one made of their sizes."""
+        self._constants += 1
+        self.weight(f"constant.made.{self._constants}", tensor)
 
     def folded(self, gm: GraphModule, node: Node, made: Tensor) -> None:
         """`made` is what a node of `gm`, which depends on its constants alone, gives."""

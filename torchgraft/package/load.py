@@ -225,7 +225,7 @@ class Loaded(Compiled):
             for w in self._weights
             if w.name in borrowed
         }
-        given = self._placed({**theirs, **new})
+        given = self._placed({**theirs, **self._rest(borrowed), **new})
         kept, pages = meta.addresses(given), Pages()
         with torch.no_grad(), _torch.no_autocast():
             values = list(self._prepare.link([], [])(list(given)))
@@ -260,6 +260,21 @@ class Loaded(Compiled):
         if self._device.type != "cpu":  # calls may come on other streams than this one
             torch.get_device_module(self._device).synchronize(self._device)
         return programs
+
+    def _rest(self, borrowed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Where most weights are borrowed: tensors of the file that have hashes of their own, so
+        that the others need not be read for them."""
+        wanted = [w for w in self._weights if borrowed and w.name not in borrowed and w.sha256]
+        if not wanted:
+            return {}
+        stored = tensors.read(self._archive.members.get(WEIGHTS, memoryview(b"")))
+        found = {}
+        for weight in wanted:
+            tensor = weight.of(stored)
+            if tensors.digest(tensor) != weight.sha256:
+                raise BadPackage(f"{weight.name!r} was altered after it was written")
+            found[weight.name] = weight.like(tensor, self.place)
+        return found
 
     def _lent(self, values: Sequence[Tensor], outside: frozenset[int]) -> list[int]:
         """The places of values that lie in memory outside; states are meant to."""

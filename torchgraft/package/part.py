@@ -43,6 +43,7 @@ class Weight:
         self.shape = [index(size, 2**63) for size in field(data, "shape", list)]
         self.stride = [index(step, 2**63) for step in field(data, "stride", list)]
         self.saved, self.made = field(data, "saved", bool), field(data, "made", bool)
+        self.sha256 = data.get("sha256")
         if len(self.shape) != len(self.stride):
             raise BadPackage(f"weight {self.name!r} has other strides than sizes")
 

@@ -167,6 +167,7 @@ def _weights(prepare: Prepare, kinds: Mapping[str, tuple[str, bool]]) -> list[di
     listed = []
     for name, tensor in prepare.weights.items():
         kind, saved = kinds.get(name, ("constant", False))
+        captured = name in kinds
         strided = tensor.layout == torch.strided
         stride = tensor.stride() if strided else ()
         at = (tensor.data_ptr(), tensor.dtype, tensor.shape, stride) if strided else name
@@ -181,6 +182,7 @@ def _weights(prepare: Prepare, kinds: Mapping[str, tuple[str, bool]]) -> list[di
                 "device": str(tensor.device),
                 "saved": saved,
                 "made": name in prepare.unknown,
+                "sha256": None if captured or not strided else tensors.digest(tensor),
             }
         )
     return listed
