@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 from pathlib import Path
@@ -14,6 +15,8 @@ from torch._inductor import config as inductor
 from torch.testing import assert_close
 
 import torchgraft as graft
+from torchgraft.errors import BadPackage
+from torchgraft.package.archive import WEIGHTS, Archive
 from torchgraft.package.fingerprint import Unknowable, fingerprint
 
 aten = torch.ops.aten
@@ -200,6 +203,109 @@ def test_a_damaged_entry_is_replaced(tmp_path: Path) -> None:
     assert "the entry was no good" in note(second)
     assert_close(second(X), X.relu() * 2)
     assert note(compiled(tmp_path)).startswith("cache hit")
+
+
+def spoil(entry: Path, tensor: str = "") -> None:
+    """Change a byte of a tensor, or else the last one of the weights."""
+    data, weights = bytearray(entry.read_bytes()), bytes(Archive(entry).members[WEIGHTS])
+    header = int.from_bytes(weights[:8], "little")
+    listed = json.loads(weights[8 : 8 + header])
+    at = 8 + header + listed[tensor]["data_offsets"][0] if tensor else len(weights) - 1
+    data[data.index(weights) + at] ^= 1
+    entry.write_bytes(data)
+
+
+def test_altered_weights_are_never_used(tmp_path: Path) -> None:
+    model = nn.Linear(4, 16)
+    compiled(tmp_path, model)
+    [entry] = tmp_path.iterdir()
+    spoil(entry)
+    found = compiled(tmp_path, model)
+    assert note(found).startswith("cache hit")  # the key has the weights, so the model's are it
+    assert_close(found(X), model(X))
+    for use in (lambda: found.save(tmp_path / "copy"), lambda: graft.load(entry)):
+        with pytest.raises(BadPackage, match=r"'weights\.safetensors' was altered"):
+            use()
+    found.load_state_dict({k: v + 1 for k, v in model.state_dict().items()})
+    assert_close(found(X), nn.functional.linear(X, model.weight + 1, model.bias + 1))
+
+
+def add_ones(gm: Any, example_inputs: Any, config: Any) -> None:
+    gm.register_buffer("ones", torch.ones(4))
+    [node] = gm.graph.find_nodes(op="call_function", target=aten.relu.default)
+    with gm.graph.inserting_after(node):
+        one = gm.graph.get_attr("ones")
+        with gm.graph.inserting_after(one):
+            more = gm.graph.call_function(aten.add.Tensor, (node, one))
+    node.replace_all_uses_with(more, delete_user_cb=lambda user: user is not more)
+
+
+def test_an_altered_constant_that_only_the_file_has_is_refused(tmp_path: Path) -> None:
+    compiled(tmp_path, post_passes=[add_ones])
+    again = compiled(tmp_path, post_passes=[add_ones])
+    assert note(again).startswith("cache hit")
+    assert_close(again(X), (X.relu() + 1) * 2)
+    [entry] = tmp_path.iterdir()
+    spoil(entry)
+    replaced = compiled(tmp_path, post_passes=[add_ones])
+    assert "the entry was no good" in note(replaced)
+    assert_close(replaced(X), (X.relu() + 1) * 2)
+
+
+def test_a_constant_that_only_the_file_has_is_checked_alone(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    compiled(tmp_path, model, post_passes=[add_ones])
+    [entry] = tmp_path.iterdir()
+    spoil(entry, "0.weight")
+    found = compiled(tmp_path, model, post_passes=[add_ones])
+    assert note(found).startswith("cache hit")
+    assert_close(found(X), model(X) + 1)
+    spoil(entry, "constant.0")
+    replaced = compiled(tmp_path, model, post_passes=[add_ones])
+    assert "the entry was no good" in note(replaced)
+    assert "'constant.0' was altered" in note(replaced)
+    assert_close(replaced(X), model(X) + 1)
+
+
+def test_an_entry_under_the_name_of_another_is_replaced(tmp_path: Path) -> None:
+    compiled(tmp_path, scaled(2.0))
+    [two] = tmp_path.iterdir()
+    compiled(tmp_path, scaled(3.0))
+    [three] = set(tmp_path.iterdir()) - {two}
+    three.write_bytes(two.read_bytes())
+    found = compiled(tmp_path, scaled(3.0))
+    assert "the entry was no good: " in note(found)
+    assert_close(found(X), X * 3)
+
+
+class Lent(nn.Module):
+    """Weights that share memory, lie in a part of it, or overlap; and a large one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = torch.linspace(-1, 1, 24)
+        self.register_buffer("part", whole[3:19].view(4, 4).t())
+        self.register_buffer("last", whole[20:])
+        self.register_buffer("wide", torch.tensor([3.0]).expand(4))
+        self.register_buffer("large", torch.linspace(0, 1, 1 << 17))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x @ self.part, self.last + x, self.wide * x, self.large
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("default", marks=pytest.mark.slow)])
+def test_what_is_done_to_the_model_later_does_not_reach_a_hit(tmp_path: Path, mode: str) -> None:
+    model = Lent()
+    expected = [value.clone() for value in model(X)]
+    for kind in ("cache miss", "cache hit"):
+        found = graft.compile(model, (X,), mode=mode, cache_dir=tmp_path)
+        assert note(found).startswith(kind)
+        held = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        for buffer in (model.part, model.last, model.wide[:1], model.large):
+            buffer.fill_(7)
+        assert_close(found(X), tuple(expected))
+        for name, buffer in model.named_buffers():
+            buffer[:1].copy_(held[name][:1]) if name == "wide" else buffer.copy_(held[name])
 
 
 def test_the_least_recently_used_go_first(tmp_path: Path) -> None:

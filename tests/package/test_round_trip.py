@@ -7,6 +7,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,26 @@ def test_a_pass_that_reads_weights_cannot_be_repeated(tmp_path: Path) -> None:
     assert_close(loaded(x), model(x) * 2)
 
 
+class Tables(nn.Module):
+    """Two tables, which become one: where each begins is a constant that a pass of ours makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Embedding(5, 4), nn.Embedding(7, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.one(ids) + self.two(ids)
+
+
+def test_tables_that_were_joined_take_new_weights(tmp_path: Path) -> None:
+    ids, other = torch.tensor([[4, 0]]), Tables()
+    compiled = graft.compile(Tables(), (ids,))
+    assert "_merged_starts0" in str(compiled.graph)
+    loaded = saved(compiled, tmp_path)
+    loaded.load_state_dict(other.state_dict())
+    assert_close(loaded(ids), other(ids))
+
+
 def test_weights_that_are_folded_and_changed(tmp_path: Path) -> None:
     class Scaled(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -459,3 +480,25 @@ def test_a_product_in_halves_of_any_batch_is_generated_code(tmp_path: Path) -> N
         for rows in (1, 5):
             x = torch.randn(rows, 8)
             assert_close(program(x), model(x).detach(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="nothing says what is mapped")
+def test_a_program_that_is_let_go_gives_its_code_back(tmp_path: Path) -> None:
+    path, x = tmp_path / "program.graft", torch.randn(4, 8)
+    graft.compile(lambda x: x.sin() * 2, (x,)).save(path)
+
+    def mapped() -> int:
+        gc.collect()
+        return Path("/proc/self/maps").read_text().count("region.so")
+
+    def called(x: Tensor) -> Tensor:
+        return graft.load(path)(x)
+
+    outputs = [called(x)]
+    before = mapped()  # the first library may stay: it owns what all have in common
+    with ThreadPoolExecutor(1) as thread:
+        outputs += [called(x), called(x), *thread.map(called, [x, x])]
+        assert mapped() == before
+    for output in outputs:
+        assert_close(output, x.sin() * 2)

@@ -153,16 +153,31 @@ def _watched_folds(folded: Callable[[GraphModule, Node, Tensor], None]) -> Itera
         constant_folding.replace_node_with_constant = original
 
 
+_LAST_ERROR = "static thread_local std::string g_aoti_last_error;"
+_KEPT_ERROR = """static std::string& graft_last_error() {
+  static thread_local std::string* const text = new std::string;
+  return *text;
+}
+#define g_aoti_last_error graft_last_error()
+"""
+
+
 @contextlib.contextmanager
 def _watched_constants(constants: dict[str, Tensor]) -> Iterator[None]:
-    """Collect what a library's constants are; the compiled artefact does not tell."""
+    """Collect what a library's constants are; the compiled artefact does not tell.
+
+    A thread that owes a library a destructor keeps it mapped for as long as the thread lives, and
+    the text of the last error, which every thread has that calls the library, has one. Here it is
+    never destroyed (torch 2.13).
+    """
     from torch._inductor.codecache import AotCodeCompiler
 
     original = AotCodeCompiler.compile
 
     def compile(graph: Any, *args: Any, **kwargs: Any) -> Any:
         constants.update(graph.constants)
-        return original(graph, *args, **kwargs)
+        code, *others = args
+        return original(graph, code.replace(_LAST_ERROR, _KEPT_ERROR), *others, **kwargs)
 
     AotCodeCompiler.compile = compile  # type: ignore[method-assign]
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import gc
 import inspect
 import operator
 import re
@@ -103,12 +104,26 @@ def capture(
         module = _interpreted(module)
     # A dynamic size, or one computed from it (`x[1:]`), may be 0 or 1; do not assume it is not.
     dynamic = any(low != high for r in declared.ranges if r for low, high in r)
-    with _torch.compiling(), _torch.size_oblivious(dynamic):
+    with _torch.compiling(), _torch.size_oblivious(dynamic), _torch.lazily(), _uncollected():
         exported = _export(module, declared)
         captured = from_exported(exported, freeze=freeze, declared=declared, keep=keep, own=own)
     captured.gm.meta["dynamic"] = dynamic
     _check_squeezes(captured.gm)
     return captured
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No search for garbage meanwhile: a trace makes objects that stay, as many as set off several
+    searches, and each walks through everything that the process has imported."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class _Function(torch.nn.Module):
@@ -288,7 +303,7 @@ class _Unlift:
                 self._hold(node.target, getattr(self.exported.graph_module, node.target))
                 self.env[node] = self.graph.node_copy(node, self.env.__getitem__)
         self.graph.output(tuple(self._outputs()))
-        gm = GraphModule(self.root, self.graph)
+        gm = _torch.graph_module(self.root, self.graph)
         values = [n.meta.get("val") for n in self.exported.graph.nodes]
         gm.meta["fake_mode"] = mode = _torch.fake_mode_of(
             v for v in values if isinstance(v, Tensor)

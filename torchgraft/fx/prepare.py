@@ -1,7 +1,7 @@
 """How each constant of a program comes about from its weights, as a graph that can run again.
 
 Folding and packing compute tensors at compile time. A `Prepare` in `gm.meta["prepare"]` is told of
-each, and knows a tensor by its identity; what nobody told it of is a constant of its own.
+each, and knows a tensor by its identity; what nobody told it of may have been made of weights.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from torchgraft import _torch
+
+aten = torch.ops.aten
 
 
 class Prepare:
@@ -23,7 +26,8 @@ class Prepare:
     def __init__(self) -> None:
         self.graph = Graph()
         self.weights: dict[str, Tensor] = {}  # by placeholder's target, in order
-        self.unknown: set[str] = set()  # those of them that no state dict names
+        self.unknown: set[str] = set()  # those of them that nobody declared
+        self._constants = 0
         self.values: list[Node] = []
         self._nodes: dict[int, Node] = {}  # by identity of a tensor
         self._kept: list[Tensor] = []  # so that no identity is used twice
@@ -35,6 +39,11 @@ class Prepare:
         node = self._placeholder()
         if id(tensor) not in self._nodes:
             self._remember(tensor, node)
+
+    def constant(self, tensor: Tensor) -> None:
+        """Declare a tensor that is the same for all weights, such as one made of their sizes."""
+        self._constants += 1
+        self.weight(f"constant.made.{self._constants}", tensor)
 
     def folded(self, gm: GraphModule, node: Node, made: Tensor) -> None:
         """`made` is what a node of `gm`, which depends on its constants alone, gives."""
@@ -80,7 +89,38 @@ class Prepare:
     def _call(self, target: Any, args: Any, kwargs: Mapping[str, Any]) -> Node:
         if _torch.is_packet(target):  # Inductor leaves the overload open where there is but one
             target = getattr(target, target.overloads()[0])
+        target, args, kwargs = _shorter(target, tuple(args), kwargs)
+        if isinstance(target, Node):
+            return target
         key = (target, repr(args), repr(kwargs))  # nodes are unique by name, floats by repr
         if key not in self._calls:
-            self._calls[key] = self.graph.call_function(target, tuple(args), dict(kwargs))
+            self._calls[key] = self.graph.call_function(target, args, dict(kwargs))
         return self._calls[key]
+
+
+def _shorter(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A call as it need be; in place of its target a node that has the value already.
+
+    Inductor packs a weight for oneDNN, and unpacks it again where it generates the product itself;
+    what it then pads to a whole number of blocks often needs no padding. Each is a copy of all the
+    weights whenever a package is loaded.
+    """
+    source = args[0] if args and isinstance(args[0], Node) else None
+    if source is None or kwargs:
+        return target, args, kwargs
+    if target is aten._to_dense.default and len(args) == 1 and _is_packing(source):
+        return aten.contiguous.default, (source.args[0],), {}
+    if target is aten.constant_pad_nd.default and not any(args[1]) and _is_dense(source):
+        return source, (), {}
+    return target, args, kwargs
+
+
+def _is_packing(node: Node) -> bool:
+    return str(node.target) == "mkldnn._reorder_linear_weight.default"
+
+
+def _is_dense(node: Node) -> bool:
+    """Whether a value has no gaps, so that a copy has its strides."""
+    while node.target in (aten.transpose.int, aten.permute.default):
+        [node, *_] = node.all_input_nodes
+    return node.target is aten.contiguous.default

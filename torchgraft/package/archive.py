@@ -12,7 +12,7 @@ import re
 import struct
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torchgraft.errors import BadPackage, first_line
@@ -123,8 +123,8 @@ class _Memory(io.RawIOBase):
 class Archive:
     """A package that was opened: `members[name]` is a view of the mapped file.
 
-    Names, sizes and places are checked here, hashes by `verify`; so looking at the manifest of a
-    large package is cheap.
+    Names, sizes and places are checked here, hashes by `verify` and `check`; so looking at the
+    manifest of a large package is cheap.
     """
 
     def __init__(self, source: str | os.PathLike[str] | memoryview) -> None:
@@ -133,6 +133,7 @@ class Archive:
             self.path, self.content = None, source
         else:
             self.path, self.content = source, _mapped(source)
+        self._checked: set[str] = set()
         try:
             self._open()
         except BadPackage as error:
@@ -216,16 +217,25 @@ class Archive:
         except (ValueError, RecursionError) as error:
             raise BadPackage(f"{name!r} is not JSON ({first_line(error)})") from None
 
-    def verify(self, sha256: str | None = None) -> None:
+    def verify(self, sha256: str | None = None, *, but: Collection[str] = ()) -> None:
         """Raise `BadPackage` unless every member is what the manifest says; with `sha256`, unless
-        the whole file has that hash."""
+        the whole file has that hash. Members in `but` are left to `check`."""
         if sha256 is not None:
             found = hashlib.sha256(self.content).hexdigest()
             if not hmac.compare_digest(found, sha256.lower()):
                 raise BadPackage(f"its SHA-256 is {found}, not {sha256}", self.path)
-        for name, entry in self.manifest["members"].items():
-            if hashlib.sha256(self.members[name]).hexdigest() != entry["sha256"]:
-                raise BadPackage(f"{name!r} was altered after it was written", self.path)
+        for name in self.manifest["members"]:
+            if name not in but:
+                self.check(name)
+
+    def check(self, name: str) -> None:
+        """Raise `BadPackage` unless a member is what the manifest says; it is hashed once."""
+        listed = self.manifest["members"]
+        if name in self._checked or name not in listed:
+            return
+        if hashlib.sha256(self.members[name]).hexdigest() != listed[name]["sha256"]:
+            raise BadPackage(f"{name!r} was altered after it was written", self.path)
+        self._checked.add(name)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

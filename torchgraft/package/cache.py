@@ -17,9 +17,9 @@ from torchgraft.fx.capture import Capture
 from torchgraft.package.archive import KEY, TEMPORARY, Archive
 from torchgraft.package.fingerprint import Unknowable
 from torchgraft.package.key import Key, differences, digest, key_of
-from torchgraft.package.load import Loaded, opened
+from torchgraft.package.load import Loaded, checked, opened
 from torchgraft.package.ranks import turn_of
-from torchgraft.package.save import ahead, weights_of
+from torchgraft.package.save import ahead, constants_of, weights_of
 
 log = logging.getLogger("torchgraft")
 
@@ -82,7 +82,7 @@ class Cache:
         path, why = self._path(key), self.explain(key)
         if path.exists():
             try:
-                return self._hit(path, captures)
+                return self._hit(path, key, captures)
             except (GraftError, OSError) as error:  # a damaged entry is as good as none
                 why = f"the entry was no good: {first_line(error)}"
                 log.warning("torchgraft: %s", why)
@@ -93,7 +93,7 @@ class Cache:
         self.folder.mkdir(parents=True, exist_ok=True)
         package.add(KEY, key)
         package.write(path)
-        loaded = self._open(path, captures)
+        loaded = self._open(path, key, captures)
         loaded.report.notes.append(f"cache miss: {why}")
         self._shrink(path)
         return loaded
@@ -114,17 +114,23 @@ class Cache:
             return "the cache is empty"
         return "nearest entry differs in " + "\n  ".join(nearest)
 
-    def _hit(self, path: Path, captures: Sequence[Capture]) -> Loaded:
-        loaded = self._open(path, captures)
+    def _hit(self, path: Path, key: Key, captures: Sequence[Capture]) -> Loaded:
+        loaded = self._open(path, key, captures)
         with contextlib.suppress(OSError):
             os.utime(path)  # used just now
         loaded.report.notes.append("cache hit: nothing was compiled")
         return loaded
 
-    def _open(self, path: Path, captures: Sequence[Capture]) -> Loaded:
-        loaded = opened(path)
-        loaded.use_states({n: t for c in captures for n, t in c.states.items()})
-        loaded.start()
+    def _open(self, path: Path, key: Key, captures: Sequence[Capture]) -> Loaded:
+        """The program of an entry, with the weights that were captured. They are what the file has,
+        because the key has their hashes, so those in the file are not read."""
+        entry = Archive(path)
+        entry.check(KEY)
+        if entry.json(KEY) != key:
+            raise BadPackage("it is the entry of another program", path)
+        states = {n: t for c in captures for n, t in c.states.items()}
+        loaded = checked(entry, states=states)
+        loaded.start(borrowed={**weights_of(captures), **constants_of(captures)})
         return loaded
 
     def _entries(self) -> list[Path]:

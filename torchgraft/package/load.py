@@ -71,14 +71,21 @@ def opened(path: PathLike, device: torch.device | None = None, sha256: str | Non
     return checked(archive, device, sha256)
 
 
-def checked(archive: Archive, device: torch.device | None, sha256: str | None) -> Loaded:
-    """`opened`, of a package in memory."""
+def checked(
+    archive: Archive,
+    device: torch.device | None = None,
+    sha256: str | None = None,
+    states: Mapping[str, Tensor] | None = None,
+) -> Loaded:
+    """`opened`, of an archive. With `states`, which are the program's instead of the file's, the
+    weights in the file are neither read nor hashed before somebody asks for them: for those who
+    have them already (`Loaded.start`)."""
     path = archive.path if archive.path is not None else "the package"
     try:
         place = machine.check(path, archive.manifest, device)
-        archive.verify(sha256)
+        archive.verify(sha256, but=() if states is None else (WEIGHTS,))
         machine.check_libraries(path, archive.manifest, _exists)
-        return Loaded(archive, place)
+        return Loaded(archive, place, states)
     except (BadPackage, BadPlan) as error:
         raise BadPackage(getattr(error, "why", str(error)), path) from None
 
@@ -110,7 +117,12 @@ def _state_dict(weights: Any) -> Mapping[str, Tensor]:
 class Loaded(Compiled):
     """A program from a package."""
 
-    def __init__(self, archive: Archive, device: torch.device) -> None:
+    def __init__(
+        self,
+        archive: Archive,
+        device: torch.device,
+        own_states: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self._archive, self._device = archive, device
         body = archive.json("program.json")
         mode = field(body, "mode", str)
@@ -120,9 +132,13 @@ class Loaded(Compiled):
         self.config = Config(mode=mode, alias_outputs=field(body, "alias_outputs", bool))
         self.front_end = field(body, "front_end", str)
         self._weights = [Weight(entry) for entry in field(body, "weights", list)]
-        self._stored = self._read()
+        self._new: dict[str, Tensor] = {}  # weights since `load_state_dict`
         states = [weight for weight in self._weights if weight.kind == "state"]
-        self._states = {w.name: w.like(self._stored[w.name], self.place) for w in states}
+        self._states = (
+            {w.name: w.like(self._stored[w.name], self.place) for w in states}
+            if own_states is None
+            else {w.name: own_states[w.name] for w in states}
+        )
         self._folder = tempfile.TemporaryDirectory(prefix="torchgraft-")
         self._libraries = self._unpack()
         self._prepare = Part(self, field(body, "prepare", dict), 0, 0)
@@ -151,8 +167,10 @@ class Loaded(Compiled):
             raise BadPackage(f"there is no library {member!r}")
         return self._libraries[member]
 
-    def _read(self) -> dict[str, Tensor]:
+    @functools.cached_property
+    def _stored(self) -> dict[str, Tensor]:
         """The tensors of the file, as they lie there; `_placed` makes weights of them."""
+        self._archive.check(WEIGHTS)
         stored = tensors.read(self._archive.members.get(WEIGHTS, memoryview(b"")))
         return {weight.name: weight.of(stored) for weight in self._weights}
 
@@ -185,10 +203,15 @@ class Loaded(Compiled):
                 file.write(data)
         return found
 
-    def start(self, new: Mapping[str, Tensor] | None = None) -> None:
-        """Link everything with these weights, or those of the file, and use that from now on."""
+    def start(
+        self, new: Mapping[str, Tensor] | None = None, borrowed: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Link everything with these weights, or those of the file, and use that from now on.
+
+        `borrowed` are the weights of the file, too, but somebody's own: what the program keeps of
+        them it keeps as a copy."""
         try:
-            programs = self._linked(new or {})
+            programs = self._linked(new or {}, borrowed or {})
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of operators and libraries, which say what they like
@@ -196,14 +219,22 @@ class Loaded(Compiled):
             raise BadPackage(why, self._archive.path) from error
         self._link(programs)
 
-    def _linked(self, new: Mapping[str, Tensor]) -> list[Program]:
-        given = self._placed(new)
+    def _linked(self, new: Mapping[str, Tensor], borrowed: Mapping[str, Tensor]) -> list[Program]:
+        theirs = {
+            w.name: w.like(w.of({w.tensor: borrowed[w.name].resolve_conj()}), self.place)
+            for w in self._weights
+            if w.name in borrowed
+        }
+        given = self._placed({**theirs, **self._rest(borrowed), **new})
         kept, pages = meta.addresses(given), Pages()
         with torch.no_grad(), _torch.no_autocast():
             values = list(self._prepare.link([], [])(list(given)))
         if not all(isinstance(value, Tensor) for value in values):
             raise BadPackage("what is prepared of its weights is not tensors only")
+        lent = self._lent(values, meta.addresses(theirs.values()))
         values = [v if meta.addresses([v]) <= kept else pages.settle(v) for v in values]
+        for i, copy in zip(lent, pages.copies([values[i] for i in lent]), strict=True):
+            values[i] = copy
         runs = self._natively(values)
         made: dict[int, Program] = {}
         programs = []
@@ -229,6 +260,32 @@ class Loaded(Compiled):
         if self._device.type != "cpu":  # calls may come on other streams than this one
             torch.get_device_module(self._device).synchronize(self._device)
         return programs
+
+    def _rest(self, borrowed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Where most weights are borrowed: tensors of the file that have hashes of their own, so
+        that the others need not be read for them."""
+        wanted = [w for w in self._weights if borrowed and w.name not in borrowed and w.sha256]
+        if not wanted:
+            return {}
+        stored = tensors.read(self._archive.members.get(WEIGHTS, memoryview(b"")))
+        found = {}
+        for weight in wanted:
+            tensor = weight.of(stored)
+            if tensors.digest(tensor) != weight.sha256:
+                raise BadPackage(f"{weight.name!r} was altered after it was written")
+            found[weight.name] = weight.like(tensor, self.place)
+        return found
+
+    def _lent(self, values: Sequence[Tensor], outside: frozenset[int]) -> list[int]:
+        """The places of values that lie in memory outside; states are meant to."""
+        plan = self._prepare.plan
+        inputs = zip(plan.inputs, self._weights, strict=True)
+        states = {buffer for buffer, weight in inputs if weight.kind == "state"}
+        return [
+            i
+            for i, (value, buffer) in enumerate(zip(values, plan.outputs, strict=True))
+            if buffer not in states and meta.addresses([value]) & outside
+        ]
 
     def _natively(self, values: Sequence[Tensor]) -> list[_torch.Flat] | None:
         """Every entry of `programs`, walked in C++; None where that is not built, or not for it."""
@@ -299,13 +356,13 @@ class Loaded(Compiled):
         Nothing is compiled: what was folded or packed of the weights is computed again.
         """
         state_dict = groups.shards(state_dict)
-        held = {w.name: self._stored[w.name] for w in self._weights if w.saved}
+        held = {w.name: w.type for w in self._weights if w.saved}
         check_weights(held, state_dict)
         self._use(state_dict)
 
     def use_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Run with these weights; the states are somebody's own and stay as they are."""
-        held = {w.name: self._stored[w.name] for w in self._weights if w.kind == "weight"}
+        held = {w.name: w.type for w in self._weights if w.kind == "weight"}
         check_weights(held, weights)
         self._use({**self._states, **weights})
 
@@ -337,7 +394,7 @@ class Loaded(Compiled):
             for name in self._states.keys() & moved.keys():
                 self._states[name].copy_(moved.pop(name))
         self.start(moved)
-        self._stored |= moved
+        self._new = moved
 
     def save(self, path: PathLike, *, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write the package again, with the weights that it has now."""
@@ -345,7 +402,7 @@ class Loaded(Compiled):
             raise NotSavable(
                 "it was loaded, and is written with its own weights", "Use load_state_dict first."
             )
-        now = {**self._stored, **self._states}
+        now = {**self._stored, **self._new, **self._states}
         held = self._archive.members.items()
         parts: dict[str, Any] = {n: d for n, d in held if n not in (MANIFEST, KEY)}
         parts[WEIGHTS] = tensors.write({w.tensor: now[w.name] for w in self._weights})

@@ -43,8 +43,14 @@ class Weight:
         self.shape = [index(size, 2**63) for size in field(data, "shape", list)]
         self.stride = [index(step, 2**63) for step in field(data, "stride", list)]
         self.saved, self.made = field(data, "saved", bool), field(data, "made", bool)
+        self.sha256 = data.get("sha256")
         if len(self.shape) != len(self.stride):
             raise BadPackage(f"weight {self.name!r} has other strides than sizes")
+
+    @property
+    def type(self) -> Tensor:
+        """A tensor like this one that has no values."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
     def of(self, stored: Mapping[str, Tensor]) -> Tensor:
         """The tensor of the file."""

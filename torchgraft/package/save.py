@@ -78,6 +78,16 @@ def weights_of(captures: Sequence[Capture]) -> dict[str, Tensor]:
     }
 
 
+def constants_of(captures: Sequence[Capture]) -> dict[str, Tensor]:
+    """The tensors in the captured graphs that are no weights, by their names in a package."""
+    return {
+        f"constant.{gear}.{name}": constant
+        for gear, taken in enumerate(captures)
+        for name, constant in taken.constants.items()
+        if isinstance(constant, Tensor)
+    }
+
+
 def pack(compiled: Compiled, weights: Mapping[str, Tensor]) -> Package:
     """Compile a program again with its regions as libraries, and lay it out as a package."""
     prepare = Prepare()
@@ -91,13 +101,12 @@ def pack(compiled: Compiled, weights: Mapping[str, Tensor]) -> Package:
             if name not in kinds:
                 prepare.weight(name, tensor)
                 kinds[name] = ("state", name in source.saved)
+    for name, constant in constants_of(compiled.captures).items():
+        prepare.weight(name, constant)
+        kinds[name] = ("constant", False)
     with tempfile.TemporaryDirectory(prefix="torchgraft-") as folder:
         programs = []
-        for i, (gm, source) in enumerate(compiled.fresh(held)):
-            for name, constant in source.constants.items():
-                if isinstance(constant, Tensor):
-                    prepare.weight(f"constant.{i}.{name}", constant)
-                    kinds[f"constant.{i}.{name}"] = ("constant", False)
+        for gm, source in compiled.fresh(held):
             gm.meta |= {"prepare": prepare, "folder": folder, "borrowed": frozenset()}
             programs.append(compiled.build(gm, source, LibraryLinker))
         writer = _Writer(prepare)
@@ -158,6 +167,7 @@ def _weights(prepare: Prepare, kinds: Mapping[str, tuple[str, bool]]) -> list[di
     listed = []
     for name, tensor in prepare.weights.items():
         kind, saved = kinds.get(name, ("constant", False))
+        captured = name in kinds
         strided = tensor.layout == torch.strided
         stride = tensor.stride() if strided else ()
         at = (tensor.data_ptr(), tensor.dtype, tensor.shape, stride) if strided else name
@@ -172,6 +182,7 @@ def _weights(prepare: Prepare, kinds: Mapping[str, tuple[str, bool]]) -> list[di
                 "device": str(tensor.device),
                 "saved": saved,
                 "made": name in prepare.unknown,
+                "sha256": None if captured or not strided else tensors.digest(tensor),
             }
         )
     return listed

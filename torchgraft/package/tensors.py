@@ -7,6 +7,7 @@ writes and maps the (simple) format itself; what it writes, the library reads.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import struct
 from collections.abc import Mapping
@@ -80,6 +81,11 @@ def bytes_of(tensor: Tensor) -> memoryview:
     memory = (ctypes.c_char * flat.nbytes).from_address(flat.data_ptr())
     memory.tensor = flat  # type: ignore[attr-defined]  # its owner, for as long as the view lives
     return memoryview(memory).cast("B")
+
+
+def digest(tensor: Tensor) -> str:
+    """The hash of a tensor's elements, as they are written."""
+    return hashlib.sha256(bytes_of(tensor)).hexdigest()
 
 
 def read(data: memoryview) -> dict[str, Tensor]:

@@ -347,6 +347,8 @@ class _Rewriter:
         while hasattr(self.gm, name := f"_merged_{stem}{number}"):
             number += 1
         self.gm.register_buffer(name, value, persistent=False)
+        if "prepare" in self.gm.meta:
+            self.gm.meta["prepare"].constant(value)
         first = next(n for n in self.gm.graph.nodes if n.op not in ("placeholder", "get_attr"))
         with self.gm.graph.inserting_before(first):
             node = self.gm.graph.create_node("get_attr", name)

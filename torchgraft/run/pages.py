@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import mmap
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -54,6 +55,40 @@ class Pages:
         flat = _bytes(self._room, self._next, size).view(tensor.dtype)
         self._next += -(-size // _LINE) * _LINE
         return flat.as_strided(tensor.shape, tensor.stride()).copy_(tensor.detach())
+
+    def copies(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies with the strides that the tensors have, in huge pages where those are large. What
+        shares memory shares it again: of each memory one stretch is copied, with gaps in it."""
+        spans: dict[int, tuple[int, int]] = {}
+        for tensor in tensors:
+            start, end = _span(tensor)
+            low, high = spans.get(_address(tensor), (start, end))
+            spans[_address(tensor)] = min(low, start), max(high, end)
+        made: dict[int, Tensor] = {}
+        found = []
+        for tensor in tensors:
+            low, high = spans[address := _address(tensor)]
+            low -= low % _LINE  # all stay as aligned as they were
+            if address not in made:
+                whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+                part = whole.set_(tensor.untyped_storage())[low:high]
+                copy = self.settle(part)
+                made[address] = part.clone() if copy is part else copy
+            start, end = _span(tensor)
+            mine = made[address][start - low : end - low].view(tensor.dtype)
+            found.append(mine.as_strided(tensor.shape, tensor.stride()))
+        return found
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The bytes of its memory that a tensor lies in."""
+    start, size = int(tensor.storage_offset()), tensor.element_size()
+    last = int(sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)))
+    return start * size, (start + last + 1 if tensor.numel() else start) * size
 
 
 _PRIVATE = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
