@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dis
+import sys
+from pathlib import Path
 from typing import NoReturn
 
 from torchgraft.errors import NotOnThisDevice
@@ -59,13 +62,38 @@ class Missing(NotOnThisDevice, AttributeError):
     """So that `hasattr(torch_npu, name)` is an answer: libraries ask for operators that way."""
 
 
-Missing.__name__ = Missing.__qualname__ = NotOnThisDevice.__name__  # what a traceback shows
-Missing.__module__ = NotOnThisDevice.__module__
+class NotImportable(NotOnThisDevice, ImportError):
+    """So that `except ImportError` is an answer: libraries ask for modules that way. What Python
+    makes of an AttributeError at an import would not say why."""
+
+
+for _kind in (Missing, NotImportable):
+    _kind.__name__ = _kind.__qualname__ = NotOnThisDevice.__name__  # what a traceback shows
+    _kind.__module__ = NotOnThisDevice.__module__
+
+
+def missing(full: str, nearest: str) -> NotOnThisDevice:
+    """What the `__getattr__` of a module raises for a name that is known and not here."""
+    return (NotImportable if _is_import() else Missing)(full, nearest)
 
 
 def refuse(module: str, name: str) -> NoReturn:
     """For a module's `__getattr__`: `NotOnThisDevice` where the name is known, else as usual."""
     full = f"{module}.{name}"
     if full in REFUSED:
-        raise NotOnThisDevice(full, REFUSED[full])
+        raise missing(full, REFUSED[full])
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def _is_import() -> bool:
+    """Whether a module is asked by `from module import name`: by the import system, for a package,
+    or by the statement itself."""
+    frame = sys._getframe()
+    while frame.f_code.co_filename.startswith(_HOME) and frame.f_back is not None:
+        frame = frame.f_back
+    if frame.f_code.co_name == "_handle_fromlist":
+        return True
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_FROM"
+
+
+_HOME = str(Path(__file__).parent)

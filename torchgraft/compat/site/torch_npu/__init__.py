@@ -54,4 +54,4 @@ def __getattr__(name: str) -> Any:
     if not name.startswith(("npu_", "_npu_")):
         raise AttributeError(f"module 'torch_npu' has no attribute {name!r}")
     own = f"Declare it: @graft.op('npu::{name}'), or torchgraft op-plugin on its YAML file."
-    raise refused.Missing(f"torch_npu.{name}", refused.FUSED.get(name, own))
+    raise refused.missing(f"torch_npu.{name}", refused.FUSED.get(name, own))
