@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from torchgraft.compat import device, typed
 from torchgraft.compat.notes import without_effect
-from torchgraft.compat.refused import Missing
+from torchgraft.compat.refused import missing
 from torchgraft.compat.simulated import amp
 
 __all__ = [
@@ -148,10 +149,6 @@ REFUSED = {
         ("npu_check_overflow", "get_npu_overflow_flag", "clear_npu_overflow_flag"),
         "Use torch.isfinite.",
     ),
-    **dict.fromkeys(
-        ("FloatTensor", "HalfTensor", "BFloat16Tensor", "DoubleTensor", "LongTensor", "IntTensor"),
-        "Use torch.tensor(..., dtype=..., device='npu').",
-    ),
     "get_soc_version": "There is no chip here; ask for the operator that you need.",
     **dict.fromkeys(
         ("init_dump", "set_dump", "finalize_dump"),
@@ -169,8 +166,10 @@ def attribute(name: str, known: Iterable[str]) -> Any:
         return importlib.import_module(name)
     if name in ("memory", "random", "streams"):  # modules of torch_npu.npu, which is one here
         return torch.npu  # type: ignore[attr-defined]
+    if name in typed.NAMES:
+        return typed.of(name, "torch.npu" if device.kind() == "npu" else "torch")
     if name in REFUSED:
-        raise Missing(f"torch.npu.{name}", REFUSED[name])
+        raise missing(f"torch.npu.{name}", REFUSED[name])
     close = difflib.get_close_matches(name, list(known), 1)
     hint = f". Did you mean {close[0]!r}?" if close else ""
     raise AttributeError(f"module 'torch.npu' has no attribute {name!r}{hint}")

@@ -13,6 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
+from torchgraft.compat import typed
 from torchgraft.errors import NotOnThisDevice, UnknownName
 
 VARIABLE = "TORCHGRAFT_DEVICE"
@@ -83,6 +84,8 @@ def mapped(arg: Any, kind: str) -> Any:
     if isinstance(arg, str) and (arg == "npu" or arg.startswith("npu:")):
         _, _, index = arg.partition(":")
         return torch.device(f"{kind}:{index}" if index and kind != "cpu" else kind)
+    if isinstance(arg, str) and arg.startswith("torch.npu."):  # of `x.type("torch.npu.LongTensor")`
+        return arg.replace("npu.", "" if kind == "cpu" else "cuda.", 1)
     return arg
 
 
@@ -126,6 +129,8 @@ def activate() -> None:
     _set(threading.Thread, "start", _in_threads(chosen, threading.Thread.start))
     _set(torch.amp.autocast, "__init__", autocasts(lambda name: mapped(name, chosen)))
     _set(torch, "Generator", generators(lambda where: mapped(where, chosen)))
+    _set(torch, "get_device_module", modules(torch.get_device_module))
+    _set(torch, "set_default_tensor_type", typed.defaults(torch.set_default_tensor_type, chosen))
     if chosen == "cpu":
         _set(torch.Tensor, "record_stream", lambda self, stream: None)  # it waits for nobody
         _set(DistributedDataParallel, "__init__", _without_ids(DistributedDataParallel.__init__))
@@ -184,6 +189,18 @@ def autocasts(change: Callable[[str], Any]) -> Callable[..., None]:
         plain(self, to, dtype, *args, **kwargs)
 
     return init
+
+
+def modules(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.get_device_module`, which finds `torch.npu` by its name."""
+
+    @functools.wraps(plain)
+    def call(device: torch.device | str | None = None) -> Any:
+        if isinstance(device, str) and device.partition(":")[0] == "npu":
+            return torch.npu  # type: ignore[attr-defined]
+        return plain(device)
+
+    return call
 
 
 def generators(change: Callable[[Any], Any]) -> Any:

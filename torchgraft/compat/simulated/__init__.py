@@ -17,6 +17,7 @@ import torch
 from torch.utils import backend_registration
 
 from torchgraft import _torch
+from torchgraft.compat import typed
 from torchgraft.errors import BadValue
 from torchgraft.native import build
 
@@ -48,6 +49,7 @@ def library() -> ctypes.CDLL:
 
     _torch.register_device("npu", npu)
     registration.generate_methods_for_privateuse1_backend(for_storage=True)
+    torch.set_default_tensor_type = typed.defaults(torch.set_default_tensor_type, "npu")
     atexit.register(found.graft_npu_stop)
     return found
 
