@@ -126,6 +126,9 @@ class Stream(torch.Stream):
     def npu_stream(self) -> int:
         return int(self.stream_id)
 
+    def set_data_preprocess_stream(self, is_data_preprocess_stream: bool = False) -> None:
+        """Data is not prepared by a thread of its own here."""
+
     def record_event(self, event: Any = None) -> Any:
         """Record an event here; a new one where none is given."""
         event = Event() if event is None else event
@@ -155,7 +158,7 @@ class Event(metaclass=_EventType):
         return torch.Event("npu", enable_timing=enable_timing, blocking=blocking)
 
 
-ExternalStream = Stream
+ExternalStream = SyncLaunchStream = Stream
 
 
 def _wrapped(stream: torch.Stream) -> Stream:
