@@ -1,10 +1,10 @@
 from typing import NoReturn
 
-from torchgraft.compat.refused import REFUSED, missing
+from torchgraft.compat import refused
 
 
 def __getattr__(name: str) -> NoReturn:
     if name.startswith("__") or name in ("transfer_to_npu", "module", "function"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     which = "function" if name[0].islower() else "module"
-    raise missing(f"{__name__}.{name}", REFUSED[f"{__name__}.{which}"])
+    raise refused.missing(f"{__name__}.{name}", refused.REFUSED[f"{__name__}.{which}"])
