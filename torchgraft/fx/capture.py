@@ -236,7 +236,7 @@ def from_exported(
     whole = nested or sharded
     parts = None if whole else parts_of(exported.graph, dialect.decompositions(keep, own))
     if parts is None:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _torch.unguarded(exported):
             warnings.simplefilter("ignore")
             exported = exported.run_decompositions(dialect.export_decompositions(keep, own))
     return _Unlift(exported, freeze, declared, parts or {}, sharded).run()
