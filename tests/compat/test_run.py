@@ -346,6 +346,9 @@ def test_tensors_by_their_old_names(tmp_path: Path, kind: str) -> None:
         "        with torch.random.fork_rng(**arguments):\n"
         "            drawn = torch.rand(2, device=name)\n"
         "        assert torch.equal(drawn, torch.rand(2, device=name))\n"
+        "model = torch.nn.Linear(2, 2).cuda()\n"
+        "x = torch.rand(3, 2).cuda()\n"
+        "assert torch.equal(torch.nn.DataParallel(model, device_ids=[0])(x), model(x))\n"
         "print(torch.ones(1).device, torch.ones(1).dtype)\n"
     )
     ran = torchgraft_command("run", "--device", kind, "script.py", cwd=tmp_path)

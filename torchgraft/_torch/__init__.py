@@ -552,19 +552,6 @@ def size_oblivious(on: bool) -> contextlib.AbstractContextManager[Any]:
     return patch
 
 
-@contextlib.contextmanager
-def unguarded(exported: Any) -> Iterator[None]:
-    """Inside, tracing an exported program again does not run what it assumes of its inputs, which
-    is in its fake mode anyway. Run on symbols, `s <= min(512, s)` became `s < 512`: a table of 512
-    positions was for sequences of 511 (torch 2.11 to 2.13)."""
-    before = exported._guards_code
-    exported._guards_code = []
-    try:
-        yield
-    finally:
-        exported._guards_code = before
-
-
 # --- TorchScript ---
 
 

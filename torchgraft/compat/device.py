@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from torchgraft.compat import typed
@@ -134,6 +134,7 @@ def activate() -> None:
     if chosen == "cpu":
         _set(torch.Tensor, "record_stream", lambda self, stream: None)  # it waits for nobody
         _set(DistributedDataParallel, "__init__", _without_ids(DistributedDataParallel.__init__))
+        _set(DataParallel, "__init__", undivided(DataParallel.__init__))
     _files()
 
 
@@ -232,6 +233,20 @@ def _without_ids(plain: Callable[..., None]) -> Callable[..., None]:
         **kwargs: Any,
     ) -> None:
         plain(self, module, None, None, *args, **kwargs)
+
+    return init
+
+
+def undivided(plain: Callable[..., None]) -> Callable[..., None]:
+    """`DataParallel(model)` where no kernels divide a batch among devices: one device computes all
+    of it."""
+
+    @functools.wraps(plain)
+    def init(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0
+    ) -> None:
+        plain(self, module, device_ids, output_device, dim)
+        self.module, self.device_ids = module, []
 
     return init
 

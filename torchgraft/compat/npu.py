@@ -167,6 +167,11 @@ class Properties:
 
     name: str
     total_memory: int
+    multi_processor_count: int = 1
+    cube_core_num: int = 1
+    vector_core_num: int = 1
+    major: int = 0
+    minor: int = 0
 
 
 def get_device_properties(device: Any = None) -> Properties:

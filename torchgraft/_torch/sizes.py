@@ -1,10 +1,12 @@
-"""Views of dynamic sizes in Inductor, for a size that may be 1. torch 2.13."""
+"""Dynamic sizes: what torch would assume of them, and need not. torch 2.11 to 2.13."""
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 _IN_VIEW: contextvars.ContextVar[bool] = contextvars.ContextVar("in_view", default=False)
@@ -43,3 +45,16 @@ def assume_nothing() -> None:
 
     vars(fake_impls)["_compute_stride"] = strides
     owner.create = classmethod(created)
+
+
+@contextlib.contextmanager
+def unguarded(exported: Any) -> Iterator[None]:
+    """Inside, tracing an exported program again does not run what it assumes of its inputs, which
+    is in its fake mode anyway. Run on symbols, `s <= min(512, s)` became `s < 512`: a table of 512
+    positions was for sequences of 511."""
+    before = getattr(exported, "_guards_code", [])
+    exported._guards_code = []
+    try:
+        yield
+    finally:
+        exported._guards_code = before
