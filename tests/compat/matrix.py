@@ -16,7 +16,7 @@ from pathlib import Path
 import names
 
 from torchgraft import compat
-from torchgraft.compat import common, device
+from torchgraft.compat import common, device, paths
 from torchgraft.compat.air.config import CompilerConfig, NpuGraphExConfig
 from torchgraft.compat.options import Section
 from torchgraft.compat.refused import FUSED, REFUSED
@@ -71,7 +71,8 @@ def table() -> str:
     lines += ["", "Names that are refused, with the nearest that works:", ""]
     npu = {f"torch.npu.{name}": nearest for name, nearest in common.REFUSED.items()}
     fused = {f"torch_npu.{name}": nearest for name, nearest in FUSED.items()}
-    lines += [f"- `{name}`: {nearest}" for name, nearest in (REFUSED | npu | fused).items()]
+    every = REFUSED | paths.REFUSED | npu | fused
+    lines += [f"- `{name}`: {nearest}" for name, nearest in every.items()]
     lines += ["", "Every public name:", "", f"| module | {TITLES} |", "|---|---|---|---|"]
     for module, listed in names.NAMES.items():
         cells = [

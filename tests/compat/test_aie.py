@@ -276,6 +276,28 @@ def test_arguments_are_checked(ascend: Path, arguments: Any, said: str) -> None:
         torch_aie.compile(traced, inputs=[torch_aie.Input((2,))], soc="Ascend310P3")
 
 
+def test_buffers_are_one_for_all_outputs_or_one_for_each(ascend: Path) -> None:
+    import torch_aie
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x + 1, x - 1
+
+    traced = torch.jit.trace(Net(), torch.ones(2))
+    inputs = [torch_aie.Input((2,))]
+    with pytest.warns(UserWarning, match="default_buffer_size_vec: outputs are allocated when"):
+        torch_aie.compile(traced, inputs=inputs, default_buffer_size_vec=[10])
+    for model in (traced, Net()):
+        torch_aie.compile(model, inputs=inputs, default_buffer_size_vec=[10, 20])
+    said = r"expected 1 size or 2 \(the outputs\), got 3: \[10, 20, 30\]"
+    for model in (traced, Net()):
+        for door in (torch_aie.compile, torch_aie.export_engine):
+            with pytest.raises(ValueError, match=said):
+                door(model, inputs=inputs, default_buffer_size_vec=[10, 20, 30])
+    with pytest.raises(ValueError, match="got 0"):
+        torch_aie.compile(traced, inputs=inputs, default_buffer_size_vec=[])
+
+
 @pytest.mark.feature("torch_aie", "Input: shape, min_shape, max_shape, dtype, format, name")
 def test_inputs_are_checked(ascend: Path) -> None:
     import torch_aie

@@ -655,6 +655,28 @@ def test_every_gear_is_compiled(ascend: Path) -> None:
             x = torch.ones(size)
             torchair.inference.set_dim_gears(x, {0: gears})
             assert model(x)[-1] == 3 * size
+        assert torch._dynamo.config.recompile_limit == 8, "the limit of other functions stays"
+
+
+def test_gears_of_several_dims_are_pairs_or_products(ascend: Path) -> None:
+    import torchair
+
+    def both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.sum() + y.sum()
+
+    config = torchair.CompilerConfig()
+    x, y = torch.ones(2), torch.ones(3)
+    torchair.inference.set_dim_gears(x, {0: [2, 4]})
+    torchair.inference.set_dim_gears(y, {0: [3, 5, 7]})
+    with pytest.raises(Exception, match=r"\[2, 3\] gears cannot be paired"):
+        torch.compile(both, backend=torchair.get_npu_backend(compiler_config=config))(x, y)
+    config.inference_config.dynamic_gears_merge_policy = "product"
+    compiled = torch.compile(both, backend=torchair.get_npu_backend(compiler_config=config))
+    assert compiled(x, y) == 5
+    z = torch.ones(40)
+    torchair.inference.set_dim_gears(z, {0: list(range(2, 62))})
+    with pytest.raises(Exception, match="120 programs are more than 100"):
+        compiled(x, z)
 
 
 @pytest.mark.parametrize("by_pass", [False, True])

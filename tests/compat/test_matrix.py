@@ -7,6 +7,7 @@ from pathlib import Path
 import matrix
 import names
 import pytest
+import signatures
 
 from torchgraft.errors import NotOnThisDevice
 
@@ -27,6 +28,17 @@ def test_every_public_name_is_there_or_refused(ascend: Path) -> None:
     assert found["torchair.llm_datadist.create_npu_tensors"] == "refused"
     with pytest.raises(NotOnThisDevice, match=r"create_npu_tensors needs an NPU. It maps memory"):
         from torchair.llm_datadist import create_npu_tensors  # noqa: F401
+
+
+def test_a_signature_is_that_of_the_real_package(ascend: Path) -> None:
+    import torch_npu  # noqa: F401
+
+    found = [
+        f"{full}: {one}"
+        for full, text in signatures.SIGNATURES.items()
+        for one in signatures.differences(full, text)
+    ]
+    assert found == []
 
 
 def test_every_kind_of_answer_is_shown() -> None:

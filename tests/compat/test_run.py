@@ -117,6 +117,45 @@ def test_a_check_finds_what_fails_and_what_does_nothing(tmp_path: Path) -> None:
     assert (shown.exit_code, shown.output) == (0, "")
 
 
+def test_a_check_reads_the_arguments_of_calls(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, mindietorch, torch_aie as aie, torchair\n"
+        "from torch_aie import export_engine\n"
+        "mindietorch.compile(model, inputs=[mindietorch.Input((1, 3), typ=torch.int32)],\n"
+        "    precision_policy=mindietorch.PrecisionPolicy.FP16, soc_version=chosen,\n"
+        "    socversion='Ascend310P3', optimization_level=5, min_block_size=1)\n"
+        "aie.compile(model, inputs=shapes, soc_version='Ascend910B4', **more)\n"
+        "aie.compile(model, inputs=shapes, soc_version='Ascend310P3')\n"
+        "export_engine(model, method_name='forward', path='x.om', allow_tensor_replace=True)\n"
+        "torchair.inference.cache_compile(model.decode, config=config, cache='x')\n"
+        "torch.compile(model, backend='mindie', options={'min_block': 1, 'soc_version': soc})\n"
+        "torch.compile(model, backend='npugraph_ex', options={'forced': 1, 'capture_limit': 3})\n"
+        "torch.compile(model, backend='inductor', options={'shape_padding': True})\n"
+        "other.compile(model, anything=1)\n"
+    )
+    found = check.check(script)
+    assert [(problem.line, problem.what, problem.fatal) for problem in found] == [
+        (3, "mindietorch.Input(typ=...)", True),
+        (4, "mindietorch.compile(soc_version=...)", False),
+        (5, "mindietorch.compile(optimization_level=...)", True),
+        (5, "mindietorch.compile(socversion=...)", True),
+        (6, "torch_aie.compile(soc_version=...)", False),
+        (8, "torch_aie.export_engine(allow_tensor_replace=...)", True),
+        (9, "torchair.inference.cache_compile(cache=...)", True),
+        (10, "torch.compile(options=...)", True),
+        (10, "torch.compile(options=...)", False),
+        (11, "torch.compile(options=...)", True),
+        (11, "torch.compile(options=...)", False),
+    ]
+    assert (
+        found[2].why == "ValueError: optimization_level: expected a whole number from 0 to 2, got 5"
+    )
+    assert "got an unexpected argument 'socversion'; it takes" in found[3].why
+    assert "'min_block'" in found[7].why
+    assert found[8].why.startswith("soc_version: the program is compiled for the machine")
+
+
 def test_an_installed_package_is_not_hidden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +320,41 @@ def test_code_that_says_cuda(tmp_path: Path) -> None:
         assert ran.stdout == "torch.float16 torch.bfloat16 cpu\n", ran.stderr
 
 
+@pytest.mark.feature("torch_npu", "torch.npu.FloatTensor and the other old constructors")
+@pytest.mark.parametrize("kind", ["cpu", "npu"])
+def test_tensors_by_their_old_names(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "script.py").write_text(
+        "import torch, torch_npu, warnings\n"
+        "from torch_npu.contrib import transfer_to_npu\n"
+        "warnings.simplefilter('ignore')\n"
+        "for module, name in ((torch.npu, 'npu'), (torch.cuda, 'cuda')):\n"
+        "    sized, held = module.FloatTensor(2, 3), module.LongTensor([2, 3])\n"
+        "    assert sized.shape == (2, 3) and sized.is_npu and held.is_npu\n"
+        "    assert isinstance(sized, module.FloatTensor)\n"
+        "    assert not isinstance(sized, module.HalfTensor)\n"
+        "    assert not isinstance(1, module.IntTensor)\n"
+        "    assert held.tolist() == [2, 3] and held.dtype == torch.int64\n"
+        "    assert module.FloatTensor(held.float()).tolist() == [2, 3]\n"
+        "    for kind in (module.HalfTensor, f'torch.{name}.HalfTensor'):\n"
+        "        made = torch.ones(2).type(kind)\n"
+        "        assert made.dtype == torch.float16 and made.is_npu\n"
+        "        torch.set_default_tensor_type(kind)\n"
+        "        assert torch.ones(2).dtype == torch.float16 and torch.ones(2).is_npu\n"
+        "        torch.set_default_tensor_type(torch.FloatTensor)\n"
+        "    assert torch.get_device_module(name) is torch.npu\n"
+        "    for arguments in ({'device_type': name}, {}, {'devices': [0]}):\n"
+        "        with torch.random.fork_rng(**arguments):\n"
+        "            drawn = torch.rand(2, device=name)\n"
+        "        assert torch.equal(drawn, torch.rand(2, device=name))\n"
+        "model = torch.nn.Linear(2, 2).cuda()\n"
+        "x = torch.rand(3, 2).cuda()\n"
+        "assert torch.equal(torch.nn.DataParallel(model, device_ids=[0])(x), model(x))\n"
+        "print(torch.ones(1).device, torch.ones(1).dtype)\n"
+    )
+    ran = torchgraft_command("run", "--device", kind, "script.py", cwd=tmp_path)
+    assert ran.stdout == "cpu torch.float32\n", ran.stderr
+
+
 @pytest.mark.feature("torch_npu", 'torch.distributed with backend="hccl"; DDP with device_ids')
 @pytest.mark.parametrize("kind", ["cpu", "npu"])
 def test_ranks_talk_by_the_name_of_hccl(tmp_path: Path, kind: str) -> None:
@@ -370,6 +444,12 @@ def test_a_fused_operator_names_what_computes_the_same(ascend: Path) -> None:
         from torch_npu.contrib.module import DropoutWithByteMask  # noqa: F401
     with pytest.raises(NotOnThisDevice, match="op-plugin on its YAML"):
         _ = torch_npu.npu_of_ones_own
+    with pytest.raises(NotOnThisDevice, match=r"npu_mm_all_reduce_base needs .*torch\.matmul"):
+        from torch_npu import npu_mm_all_reduce_base  # noqa: F401
+    with pytest.raises(ImportError, match=r"torch\.npu\.ExternalEvent needs an NPU"):
+        from torch_npu.npu import ExternalEvent  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'no_such_thing'"):
+        from torch_npu import no_such_thing  # noqa: F401
 
 
 def test_the_device_is_given_back(ascend: Path) -> None:

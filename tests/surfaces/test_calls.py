@@ -149,6 +149,51 @@ def test_a_range_from_zero_or_one_is_not_traced_as_if_those_could_not_occur() ->
         torch.testing.assert_close(compiled(x), fn(x))
 
 
+@pytest.mark.slow
+def test_a_range_from_one_image_on_is_not_generated_for_several_alone() -> None:
+    """Inductor looked at the hint of a batch where it computed a view's strides, and where it chose
+    a transposed convolution's layout."""
+
+    class Upscale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.ConvTranspose2d(3, 6, 2, stride=2)
+            self.out = nn.Conv2d(6, 6, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.out(self.up(x).relu())
+            b, _, h, w = y.shape
+            rows = y.view(b, 2, 3, h, w).permute(0, 1, 3, 4, 2).contiguous().sigmoid()
+            return rows.view(b, -1, 3).transpose(1, 2).reshape(b * 3, -1)
+
+    model = Upscale().eval()
+    spec = graft.Input(min_shape=(1, 3, 4, 4), max_shape=(8, 3, 4, 4))
+    compiled = graft.compile(model, (spec,), require_full_compilation=True)
+    for batch in (1, 3, 8):
+        x = torch.randn(batch, 3, 4, 4)
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_table_may_be_as_long_as_the_longest_input(traced: bool) -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.arange(16.0).expand(1, -1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.table[:, : x.size(1)]
+
+    model: Any = Positions()
+    if traced:
+        model = torch.jit.trace(model, torch.ones(2, 5))
+    spec = graft.Input(min_shape=(2, 3), max_shape=(2, 16))
+    compiled = graft.compile(model, (spec,), mode="eager")
+    for length in (3, 15, 16):
+        x = torch.randn(2, length)
+        assert torch.equal(compiled(x), model(x))
+
+
 @pytest.mark.parametrize(
     ("fn", "only"),
     [

@@ -114,6 +114,24 @@ def test_a_dynamic_program() -> None:
     assert program(torch.randn(5, 8)).shape == (5, 4)
 
 
+@pytest.mark.parametrize("name", ["float32", "float16"])
+def test_a_dynamic_size_stays_one_where_torch_takes_an_operator_apart_in_cpp(name: str) -> None:
+    """A size that was looked at as a number became the largest one, and was one of a tensor that
+    it was compared with."""
+
+    def fn(x: Tensor) -> Tensor:
+        y = torch.nn.functional.interpolate(x, scale_factor=2.0, mode="nearest")
+        b, c, h, w = y.shape
+        return y.view(b, c, h * w) + torch.arange(h, device=y.device).sum()
+
+    low, high = (1, 2, 3, 3), (8, 2, 6, 6)
+    given = graft.Input(min_shape=low, max_shape=high)
+    made = graft.compile(fn, (given,), mode="eager", precision=name)
+    for shape in (low, (5, 2, 4, 6), high):
+        x = torch.randint(0, 9, shape).float()
+        assert torch.equal(made(x), fn(x))
+
+
 def test_decompositions_take_the_place_of_torchs_own() -> None:
     def silu(x: Tensor) -> Tensor:
         return x * 2

@@ -130,7 +130,13 @@ def has_values(tensor: Tensor) -> bool:
 
 @contextlib.contextmanager
 def faking(mode: Any) -> Iterator[None]:
-    """Run operators on fake tensors, real constants allowed, no new symbols recorded."""
+    """Run operators on fake tensors, real constants allowed, no new symbols recorded.
+
+    By the decompositions that torch has in Python: those in C++ (`upsample_nearest2d.vec`) ask for
+    sizes as numbers, and a dynamic one would become fixed.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+
     allow, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
     fresh = (
         mode.shape_env.ignore_fresh_unbacked_symbols()
@@ -138,7 +144,7 @@ def faking(mode: Any) -> Iterator[None]:
         else contextlib.nullcontext()
     )
     try:
-        with mode, fresh, torch.no_grad():
+        with mode, fresh, torch.no_grad(), enable_python_dispatcher():
             yield
     finally:
         mode.allow_non_fake_inputs = allow
@@ -342,12 +348,11 @@ def retrace(
 ) -> GraphModule:
     """Trace `fn` on fake inputs, decomposing by `table`; `meta["original_aten"]` is what a node is
     part of."""
-    from torch._dispatch.python import enable_python_dispatcher
     from torch.fx.experimental.proxy_tensor import make_fx
 
     mode = fake_mode_of(inputs)
     origin = torch.fx.traceback.preserve_node_meta()
-    with faking(mode), enable_python_dispatcher(), lazily(), origin:
+    with faking(mode), lazily(), origin:
         return make_fx(fn, decomposition_table=dict(table))(*inputs)
 
 
@@ -359,11 +364,10 @@ def trace(
 ) -> GraphModule:
     """`retrace` of code that somebody wrote: writes in place become new values, and composite
     operators are taken apart as AOTAutograd does it."""
-    from torch._dispatch.python import enable_python_dispatcher
     from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with faking(mode), enable_python_dispatcher(), _silent("torch._subclasses.fake_tensor"):
+    with faking(mode), _silent("torch._subclasses.fake_tensor"):
         functional = dispatch_functionalize(fn, FunctionalTensorMode())
         return make_fx(functional, decomposition_table=dict(table))(*inputs)
 

@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from torchgraft import _torch
-from torchgraft._torch import Flat, entry, fake_mode_of, rows
+from torchgraft._torch import Flat, entry, fake_mode_of, rows, sizes
 from torchgraft._torch.together import together
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -106,6 +106,7 @@ def compile_graph(
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.utils import BoxedBool
 
+    sizes.assume_nothing()
     mode = fake_mode_of(inputs)
     frozen = is_inference and any("weight" in node.meta for node in gm.graph.nodes)
     settings: dict[str, Any] = {}

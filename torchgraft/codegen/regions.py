@@ -59,11 +59,23 @@ def place(node: Node) -> Place:
     namespace = getattr(target, "namespace", "aten")
     if _torch.is_op(target) and namespace not in _TORCH:
         return Place(KERNEL, "a custom operator, launched as itself" + _chosen(node), _CUSTOM)
+    if _may_be_one_image(node):
+        return Place(KERNEL, "its layout depends on whether there is one image", _CUSTOM)
     values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
     for value in _leaves(values):
         if (reason := _refused(value)) is not None:
             return Place(ATEN, reason, _UNSUPPORTED)
     return Place(GENERATED)
+
+
+def _may_be_one_image(node: Node) -> bool:
+    """Whether a call is a transposed convolution of one image or of several. torch chooses another
+    library for one, so Inductor's code for it would be for several alone (torch 2.13)."""
+    if node.target is not aten.convolution.default or not node.args[6]:
+        return False
+    images = node.args[0].meta["val"]  # type: ignore[union-attr]
+    mode = getattr(images, "fake_mode", None)
+    return mode is not None and images.ndim > 3 and _torch.may_be(mode, images.shape[0], 1)
 
 
 def _chosen(node: Node) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib
 import importlib.util
 import sys
@@ -12,25 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from torchgraft import compat
+from torchgraft.compat import calls
 from torchgraft.compat.air.config import CompilerConfig, NpuGraphExConfig
+from torchgraft.compat.calls import Problem, dotted
 from torchgraft.compat.options import Section
 from torchgraft.compat.refused import FUSED, REFUSED
 from torchgraft.errors import NotOnThisDevice, first_line
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class Problem:
-    """One use, with its line. `fatal`: the script will fail there."""
-
-    path: str
-    line: int
-    what: str
-    why: str
-    fatal: bool = True
-
-    def __str__(self) -> str:
-        kind = "will not work" if self.fatal else "without effect"
-        return f"{self.path}:{self.line}: {self.what}: {kind}: {self.why}"
 
 
 def check(path: Path) -> list[Problem]:
@@ -44,6 +30,7 @@ def check(path: Path) -> list[Problem]:
             *_uses(tree, names, str(path)),
             *_options(tree, str(path)),
             *_settings(tree, names, str(path)),
+            *calls.problems(tree, names, str(path)),
         ]
     finally:
         if not was_installed:
@@ -82,15 +69,7 @@ def _named(node: ast.AST, names: dict[str, str]) -> list[str]:
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom) and _is_ours(node):
         return [f"{node.module}.{alias.name}" for alias in node.names]
-    return [_dotted(node, names)] if isinstance(node, ast.Attribute) else []
-
-
-def _dotted(node: ast.expr, names: dict[str, str]) -> str:
-    """`torchair.ge.Const` for an attribute of an imported name; nothing for another."""
-    if isinstance(node, ast.Attribute):
-        base = _dotted(node.value, names)
-        return f"{base}.{node.attr}" if base else ""
-    return names.get(node.id, "") if isinstance(node, ast.Name) else ""
+    return [dotted(node, names)] if isinstance(node, ast.Attribute) else []
 
 
 def _missing(name: str) -> str | None:
@@ -132,7 +111,7 @@ def _settings(tree: ast.AST, names: dict[str, str], path: str) -> Iterator[Probl
             continue
         [target], value = node.targets, node.value
         if isinstance(target, ast.Name) and isinstance(value, ast.Call):
-            made = _CONFIGS.get(_dotted(value.func, names))
+            made = _CONFIGS.get(dotted(value.func, names))
             held |= {target.id: made()} if made is not None else {}
         first, *groups = ast.unparse(target).split(".")
         if first not in held or not groups:

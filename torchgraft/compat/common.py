@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from torchgraft.compat import accepted, device, paths, typed
 from torchgraft.compat.notes import without_effect
-from torchgraft.compat.refused import Missing
+from torchgraft.compat.refused import missing
 from torchgraft.compat.simulated import amp
 
 __all__ = [
@@ -100,7 +101,7 @@ class mstx:
     """Marks in a trace of the NPU's tools."""
 
     @staticmethod
-    def mark(message: str, stream: Any = None) -> None:
+    def mark(message: str = "", stream: Any = None) -> None:
         without_effect("torch.npu.mstx.", {"mark": "use torch.profiler.record_function"})
 
     @staticmethod
@@ -111,6 +112,12 @@ class mstx:
     @staticmethod
     def range_end(range_id: int) -> None:
         """Nothing was begun."""
+
+    @staticmethod
+    def mstx_range(message: str, stream: Any = None) -> Callable[[Any], Any]:
+        """Over a function: a range each time it runs."""
+        without_effect("torch.npu.mstx.", {"mstx_range": "use torch.profiler.record_function"})
+        return lambda function: function
 
 
 class _Accepted:
@@ -148,16 +155,30 @@ REFUSED = {
         ("npu_check_overflow", "get_npu_overflow_flag", "clear_npu_overflow_flag"),
         "Use torch.isfinite.",
     ),
-    **dict.fromkeys(
-        ("FloatTensor", "HalfTensor", "BFloat16Tensor", "DoubleTensor", "LongTensor", "IntTensor"),
-        "Use torch.tensor(..., dtype=..., device='npu').",
-    ),
     "get_soc_version": "There is no chip here; ask for the operator that you need.",
     **dict.fromkeys(
         ("init_dump", "set_dump", "finalize_dump"),
         "Use CompilerConfig().debug.data_dump, or graft.compile(..., verify=...).",
     ),
-    "stress_detect": "There is no chip here to test.",
+    **dict.fromkeys(
+        ("stress_detect", "check_uce_in_memory", "restart_device", "stop_device"),
+        "There is no chip here to test or to restart.",
+    ),
+    "get_cann_version": "There is no CANN here; torch_npu.__version__ is torch's.",
+    "current_blas_handle": "Use torch.matmul.",
+    "set_aoe": "mode='max-autotune' of graft.compile measures and keeps the fastest.",
+    **dict.fromkeys(
+        ("obfuscation_initialize", "obfuscation_calculate", "obfuscation_finalize"),
+        "Weights are not hidden here. Use the tensor as it is.",
+    ),
+    **dict.fromkeys(
+        ("MemPool", "MemPoolContext", "use_mem_pool", "change_current_allocator"),
+        "Memory of a captured graph is its own: torch.npu.graph_pool_handle.",
+    ),
+    **dict.fromkeys(
+        [name.replace("Tensor", "Storage") for name in typed.NAMES],
+        "Use tensor.untyped_storage(), or torch.UntypedStorage(..., device='npu').",
+    ),
     "NPUPluggableAllocator": "TORCHGRAFT_NPU_MEMORY sets how much memory a simulated device has.",
 }
 """Of `torch.npu`, with the nearest that works."""
@@ -167,10 +188,17 @@ def attribute(name: str, known: Iterable[str]) -> Any:
     """`torch.npu.name` where the module has no such name; raises, and knows a typing error."""
     if name == "npugraph_ex":
         return importlib.import_module(name)
-    if name in ("memory", "random", "streams"):  # modules of torch_npu.npu, which is one here
+    if name in paths.ALIASES["torch_npu.npu"]:  # modules of torch_npu.npu, which is one here
         return torch.npu  # type: ignore[attr-defined]
+    if name in ("aclnn", "backends"):
+        return paths.Refusing(f"torch_npu.npu.{name}", paths.REFUSED[f"torch_npu.npu.{name}"])
+    if name in accepted.__all__:
+        return getattr(accepted, name)
+    if name in typed.NAMES:
+        return typed.of(name, "torch.npu" if device.kind() == "npu" else "torch")
     if name in REFUSED:
-        raise Missing(f"torch.npu.{name}", REFUSED[name])
-    close = difflib.get_close_matches(name, list(known), 1)
+        raise missing(f"torch.npu.{name}", REFUSED[name])
+    public = [one for one in known if not one.startswith("_")]
+    close = difflib.get_close_matches(name, public, 1)
     hint = f". Did you mean {close[0]!r}?" if close else ""
     raise AttributeError(f"module 'torch.npu' has no attribute {name!r}{hint}")

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
+from torchgraft.compat import typed
 from torchgraft.errors import NotOnThisDevice, UnknownName
 
 VARIABLE = "TORCHGRAFT_DEVICE"
@@ -83,6 +84,8 @@ def mapped(arg: Any, kind: str) -> Any:
     if isinstance(arg, str) and (arg == "npu" or arg.startswith("npu:")):
         _, _, index = arg.partition(":")
         return torch.device(f"{kind}:{index}" if index and kind != "cpu" else kind)
+    if isinstance(arg, str) and arg.startswith("torch.npu."):  # of `x.type("torch.npu.LongTensor")`
+        return arg.replace("npu.", "" if kind == "cpu" else "cuda.", 1)
     return arg
 
 
@@ -126,9 +129,12 @@ def activate() -> None:
     _set(threading.Thread, "start", _in_threads(chosen, threading.Thread.start))
     _set(torch.amp.autocast, "__init__", autocasts(lambda name: mapped(name, chosen)))
     _set(torch, "Generator", generators(lambda where: mapped(where, chosen)))
+    _set(torch, "get_device_module", modules(torch.get_device_module))
+    _set(torch, "set_default_tensor_type", typed.defaults(torch.set_default_tensor_type, chosen))
     if chosen == "cpu":
         _set(torch.Tensor, "record_stream", lambda self, stream: None)  # it waits for nobody
         _set(DistributedDataParallel, "__init__", _without_ids(DistributedDataParallel.__init__))
+        _set(DataParallel, "__init__", undivided(DataParallel.__init__))
     _files()
 
 
@@ -186,6 +192,18 @@ def autocasts(change: Callable[[str], Any]) -> Callable[..., None]:
     return init
 
 
+def modules(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.get_device_module`, which finds `torch.npu` by its name."""
+
+    @functools.wraps(plain)
+    def call(device: torch.device | str | None = None) -> Any:
+        if isinstance(device, str) and device.partition(":")[0] == "npu":
+            return torch.npu  # type: ignore[attr-defined]
+        return plain(device)
+
+    return call
+
+
 def generators(change: Callable[[Any], Any]) -> Any:
     """`torch.Generator`, for the device that `change` makes of the named one. Its objects are
     torch's own."""
@@ -215,6 +233,20 @@ def _without_ids(plain: Callable[..., None]) -> Callable[..., None]:
         **kwargs: Any,
     ) -> None:
         plain(self, module, None, None, *args, **kwargs)
+
+    return init
+
+
+def undivided(plain: Callable[..., None]) -> Callable[..., None]:
+    """`DataParallel(model)` where no kernels divide a batch among devices: one device computes all
+    of it."""
+
+    @functools.wraps(plain)
+    def init(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0
+    ) -> None:
+        plain(self, module, device_ids, output_device, dim)
+        self.module, self.device_ids = module, []
 
     return init
 

@@ -52,6 +52,9 @@ class Stream:
         event.record(self)
         return event
 
+    def set_data_preprocess_stream(self, is_data_preprocess_stream: bool = False) -> None:
+        """Data is not prepared by a thread of its own here."""
+
     def __enter__(self) -> Stream:
         self._entered.append(stream(self))
         self._entered[-1].__enter__()
@@ -59,6 +62,9 @@ class Stream:
 
     def __exit__(self, *raised: Any) -> None:
         self._entered.pop().__exit__(*raised)
+
+
+ExternalStream = SyncLaunchStream = Stream
 
 
 class Event:
@@ -119,6 +125,9 @@ def stream(stream: Stream | None) -> Iterator[None]:
         set_stream(before)
 
 
+StreamContext = stream
+
+
 def current_stream(device: Any = None) -> Stream:
     return _current
 
@@ -158,6 +167,11 @@ class Properties:
 
     name: str
     total_memory: int
+    multi_processor_count: int = 1
+    cube_core_num: int = 1
+    vector_core_num: int = 1
+    major: int = 0
+    minor: int = 0
 
 
 def get_device_properties(device: Any = None) -> Properties:
@@ -180,7 +194,11 @@ class device(contextlib.nullcontext[None]):
         super().__init__()
 
 
-device_of = device
+class device_of(contextlib.nullcontext[None]):
+    """Inside, the device of a tensor is the current one."""
+
+    def __init__(self, obj: Any) -> None:
+        super().__init__()
 
 
 # --- Random numbers: the CPU's ---
@@ -198,11 +216,11 @@ def seed() -> None:
 manual_seed_all, seed_all, initial_seed = manual_seed, seed, torch.initial_seed
 
 
-def get_rng_state(device: Any = None) -> torch.Tensor:
+def get_rng_state(device: Any = "npu") -> torch.Tensor:
     return torch.get_rng_state()
 
 
-def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
+def set_rng_state(new_state: torch.Tensor, device: Any = "npu") -> None:
     torch.set_rng_state(new_state)
 
 
@@ -255,4 +273,6 @@ reset_accumulated_memory_stats = reset_peak_memory_stats
 
 
 def __getattr__(name: str) -> Any:
+    if name == "default_generators":
+        return (torch.default_generator,)
     return common.attribute(name, globals())

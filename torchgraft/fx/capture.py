@@ -26,7 +26,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Interpreter, Node, traceback
 
 from torchgraft import _torch
-from torchgraft._torch import groups
+from torchgraft._torch import groups, sizes
 from torchgraft.errors import CannotCapture, Specialised, first_line
 from torchgraft.fx import dialect, mark, meta
 from torchgraft.fx.decompose import Parts, inline, parts_of
@@ -251,7 +251,7 @@ def from_exported(
     whole = nested or sharded
     parts = None if whole else parts_of(exported.graph, dialect.decompositions(keep, own))
     if parts is None:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), sizes.unguarded(exported):
             warnings.simplefilter("ignore")
             exported = exported.run_decompositions(dialect.export_decompositions(keep, own))
     return _Unlift(exported, freeze, declared, parts or {}, sharded).run()

@@ -167,6 +167,8 @@ def alike(one: Any, other: Any) -> bool:
         )
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return False  # a size beside the tensor that it is one of
     if isinstance(one, _torch.SYMBOLIC) or isinstance(other, _torch.SYMBOLIC):
         return bool(_torch.expression(one) == _torch.expression(other))
     return type(one) is type(other) and one == other

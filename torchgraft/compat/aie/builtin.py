@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchgraft import _torch
-from torchgraft.compat.refused import REFUSED
+from torchgraft.compat.refused import REFUSED, Missing
 from torchgraft.compile import Compiled
 from torchgraft.config import Config
 from torchgraft.convert.define import candidates
@@ -20,10 +20,6 @@ from torchgraft.passes.registry import visible_ops
 
 SPACE = "aie"
 _plain: Any = type(getattr(torch.ops, SPACE))
-
-
-class Missing(NotOnThisDevice, AttributeError):
-    """So that `hasattr(torch.ops.aie, name)` is an answer."""
 
 
 class Namespace(_plain):  # type: ignore[misc]

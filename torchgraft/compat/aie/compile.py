@@ -38,7 +38,9 @@ def compile(module: Any, ir: Any = "default", inputs: Any = None, **kwargs: Any)
             engine.moved(module, where), _inputs(module, inputs), config=config
         )
         builtin.check(builtin.of_program(compiled), config)
+        spec.check_outputs(compiled.signature(0).out_tree.num_leaves)
         return Compiled(compiled, where)
+    spec.check_outputs(engine.outputs(module))
     builtin.check(builtin.of_script(module), config)
     given = native_inputs(inputs, engine.device())
     return engine.module(module, given, config, narrow=spec.truncate_long_and_double)
@@ -62,8 +64,10 @@ def export_engine(
     kind = _kind(module, ir)
     if kind == "torch_compile":
         raise ValueError("export_engine: ir='torch_compile' compiles when it is called")
-    config = Spec.of({**kwargs, "require_full_compilation": True}).config()
+    spec = Spec.of({**kwargs, "require_full_compilation": True})
+    config = spec.config()
     compiled, data = engine.package(module, _inputs(module, inputs), config)
+    spec.check_outputs(compiled.signature(0).out_tree.num_leaves)
     builtin.check(builtin.of_program(compiled), config)
     if path is not None:
         with open(path, "wb") as file:

@@ -104,6 +104,20 @@ def moved(model: Any, where: torch.device) -> Any:
     return copy.deepcopy(model).to(where)
 
 
+def outputs(script: torch.jit.ScriptModule) -> int | None:
+    """How many tensors a script gives; None where only a call can tell, as of a list."""
+
+    def count(kind: Any) -> int | None:
+        if kind.kind() == "TensorType":
+            return 1
+        if kind.kind() != "TupleType":
+            return None
+        counts = [count(one) for one in kind.elements()]
+        return sum(filter(None, counts)) if None not in counts else None
+
+    return count(_torch.script_schema(script).returns[0].type)
+
+
 def _rename_devices(script: torch.jit.ScriptModule, where: torch.device) -> None:
     """Let what a trace wrote down as made on the CPU (masks, positions) be made on a device."""
     for module in script.modules():

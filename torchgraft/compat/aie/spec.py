@@ -21,11 +21,12 @@ SUPPORT_SOC_NAME = (
     *(f"Ascend910B{number}" for number in (1, 2, 3, 4)),
     "Ascend910B2C",
 )
-_IDLE = {
+IDLE = {
     "allow_tensor_replace_int": "sizes are computed symbolically, never as tensors",
     "soc_version": "the program is compiled for the machine that it is on",
     "default_buffer_size_vec": "outputs are allocated when their sizes are known",
 }
+"""Arguments that are checked and change nothing here, with the reason."""
 _MOST_BLOCK = 1024
 _MOST_BUFFER = 36864
 
@@ -67,9 +68,17 @@ class Spec:
         if self.soc_version not in SUPPORT_SOC_NAME:
             known = ", ".join(SUPPORT_SOC_NAME)
             raise ValueError(f"soc_version: expected one of {known}, got {self.soc_version!r}")
-        default = {field.name: field.default for field in dataclasses.fields(self)}
-        set_ = {name: why for name, why in _IDLE.items() if getattr(self, name) != default[name]}
-        notes.without_effect("compile.", set_)
+
+    def check_outputs(self, count: int | None) -> None:
+        """Raise where the buffers are neither one for all outputs nor one for each. A count of
+        None is not known before a call."""
+        given = len(self.default_buffer_size_vec)
+        if given != 1 and (given == 0 or count not in (None, given)):
+            many = "as many as there are outputs" if count is None else f"{count} (the outputs)"
+            raise ValueError(
+                f"default_buffer_size_vec: expected 1 size or {many}, got {given}: "
+                f"{list(self.default_buffer_size_vec)}"
+            )
 
     @staticmethod
     def of(arguments: dict[str, Any]) -> Spec:
@@ -82,7 +91,11 @@ class Spec:
 
     def config(self) -> graft.Config:
         """The same as torchgraft's. Doubles are computed as floats where that is allowed; 64-bit
-        integers stay exact. Where nothing is compiled, nothing is missing from it."""
+        integers stay exact. Where nothing is compiled, nothing is missing from it. What has no
+        effect is said."""
+        default = {field.name: field.default for field in dataclasses.fields(self)}
+        set_ = {name: why for name, why in IDLE.items() if getattr(self, name) != default[name]}
+        notes.without_effect("compile.", set_)
         mode = settings.mode("max-autotune" if self.optimization_level == 2 else "default")
         precision = PRECISION[self.precision_policy]
         if precision is None and self.truncate_long_and_double:

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 import torchgraft as graft
 from torchgraft.backend import compile_graph
 from torchgraft.compat import notes, settings
-from torchgraft.compat.air import convert, dump, ops, scope
+from torchgraft.compat.air import convert, dump, gears, ops, scope
 from torchgraft.compat.air.config import (
     CompilerConfig,
     NpuGraphExConfig,
@@ -64,6 +64,7 @@ def npu_backend(
     config = compiler_config if compiler_config is not None else CompilerConfig()
     if options:
         config = with_options(config, options)
+    gears.expect(gm, config)
     dumps = dump.Dumps(config, next(_NUMBERS))
     made = graft.backend(native(config, dumps, decompositions or {}), on_program=dumps.finish)
     compiled: Callable[..., Any] = made(gm, example_inputs)

@@ -28,7 +28,6 @@ Sections = dict[str, type[Section]]
 Options = dict[str, Kind]
 _PROVED = "streams are ordered and proved by torchgraft at every compile"
 _FRESH = "a captured graph here never hands out memory that its next call writes"
-_MET = "sizes that come together are compiled together when they are first met"
 _EXACT = "the program's result is the same either way"
 
 
@@ -159,7 +158,7 @@ class _Experimental(Section):
 
 class _Inference(Section):
     options: ClassVar[Options] = {
-        "dynamic_gears_merge_policy": idle("zip", one_of("zip", "product"), _MET)
+        "dynamic_gears_merge_policy": Kind("zip", one_of("zip", "product"))
     }
 
 

@@ -54,20 +54,22 @@ class Converter:
         return self
 
 
-def register_fx_node_ge_converter(target: Any) -> Callable[[Callable[..., Any]], Any]:
+def register_fx_node_ge_converter(aten_op: Any) -> Callable[[Callable[..., Any]], Any]:
     """Make a function the converter of an operator: `torch.ops.ns.op.overload`.
 
     It gets the call's arguments as they stand in the graph, tensors as `ge.Tensor`, and as
     `meta_outputs` what it must give. The last one registered goes first.
     """
 
-    if target is not None and not callable(target):
-        raise TypeError(f"expected an operator, such as torch.ops.aten.sin.default, got {target!r}")
+    if aten_op is not None and not callable(aten_op):
+        raise TypeError(
+            f"expected an operator, such as torch.ops.aten.sin.default, got {aten_op!r}"
+        )
 
     def decorate(fn: Callable[..., Any]) -> Any:
-        if target is None or not (_torch.is_op(target) or _torch.is_packet(target)):
+        if aten_op is None or not (_torch.is_op(aten_op) or _torch.is_packet(aten_op)):
             return fn  # nothing, or a builtin of Python, which needs no converter here
-        return Converter(target, fn)
+        return Converter(aten_op, fn)
 
     return decorate
 

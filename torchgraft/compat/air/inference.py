@@ -1,4 +1,4 @@
-"""`torchair.inference`: compile one method and keep it; sizes that come in gears."""
+"""`torchair.inference`: compile one method and keep it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from torch import Tensor
+from torch.fx import GraphModule
 
 import torchgraft as graft
-from torchgraft._torch import dynamo
+from torchgraft.compat.air import gears
 from torchgraft.compat.air.backend import get_npu_backend, native
 from torchgraft.compat.air.config import CompilerConfig
 from torchgraft.compat.air.dump import Dumps, rank
 from torchgraft.compat.notes import without_effect
 from torchgraft.program import Program
-
-_MOST_GEARS = 100
 
 
 def cache_compile(
@@ -70,7 +68,12 @@ def cache_compile(
 
     dumps = Dumps(held, 0)
     made = graft.backend(native(held, dumps, custom_decompositions or {}), on_program=keep)
-    compiled = torch.compile(func, backend=made, dynamic=dynamic, fullgraph=True)
+
+    def backend_of_gears(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        gears.expect(gm, held)
+        return made(gm, example_inputs)  # type: ignore[no-any-return]
+
+    compiled = torch.compile(func, backend=backend_of_gears, dynamic=dynamic, fullgraph=True)
     return functools.wraps(func)(lambda *args, **kwargs: compiled(*args, **kwargs))
 
 
@@ -88,25 +91,3 @@ def readable_cache(
         with open(file, "w", encoding="utf-8") as out:
             out.write(shown)
     return shown
-
-
-def set_dim_gears(t: Tensor, dim_gears: Mapping[int, Sequence[int]]) -> None:
-    """Say which sizes a dim will have: each gets a program of its own, and is fixed in it."""
-    assert isinstance(t, Tensor), f"set_dim_gears: expected a tensor, got {t!r}"
-    assert isinstance(dim_gears, dict), f"set_dim_gears: expected a dict, got {dim_gears!r}"
-    for dim, gears in dim_gears.items():
-        fits = isinstance(dim, int) and 0 <= dim < t.ndim
-        assert fits, f"set_dim_gears: dim {dim!r} is not one of the {t.ndim} of this tensor"
-        assert isinstance(gears, (list, tuple)), f"dim {dim}: expected a list of sizes"
-        whole = all(isinstance(g, int) and g > 0 for g in gears)
-        assert whole, f"dim {dim}: expected sizes from 1 on, got {gears}"
-        few = 2 <= len(gears) <= _MOST_GEARS
-        assert few, f"dim {dim}: expected 2 to {_MOST_GEARS} gears, got {len(gears)}"
-        assert t.shape[dim] in gears, f"dim {dim} is {t.shape[dim]}, which is no gear of {gears}"
-    before = getattr(t, "_torchair_gears", None)
-    given = {dim: tuple(gears) for dim, gears in dim_gears.items()}
-    assert before in (None, given), f"set_dim_gears: the gears of this tensor are {before} already"
-    t._torchair_gears = given  # type: ignore[attr-defined]
-    for dim in given:
-        dynamo.mark_static(t, dim)
-    dynamo.allow_recompiles(_MOST_GEARS + 1)

@@ -150,6 +150,30 @@ def npu_scatter_nd_update_(self: Tensor, indices: Tensor, updates: Tensor) -> Te
     return _scatter_nd(self, indices, updates)
 
 
+def _update(x: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
+    """Writes each row of updates from its index on, along an axis."""
+    axis %= x.ndim
+    length = updates.shape[axis]
+    steps = torch.arange(length, device=x.device)
+    where = indices.long().reshape(-1, *[1] * (x.ndim - 1))
+    where = where + steps.reshape([length if dim == axis else 1 for dim in range(x.ndim)])
+    return x.scatter_(axis, where.expand(updates.shape), updates)
+
+
+@reference("scatter_update(Tensor self, Tensor indices, Tensor updates, int axis) -> Tensor")
+def scatter_update(self: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
+    """A copy in which row i of updates stands from `indices[i]` on along the axis: how a cache of
+    keys is written."""
+    return _update(self.clone(), indices, updates, axis)
+
+
+@reference(
+    "scatter_update_(Tensor(a!) self, Tensor indices, Tensor updates, int axis) -> Tensor(a!)"
+)
+def scatter_update_(self: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
+    return _update(self, indices, updates, axis)
+
+
 @reference("npu_silu_(Tensor(a!) self) -> Tensor(a!)")
 def npu_silu_(self: Tensor) -> Tensor:
     return functional.silu(self, inplace=True)

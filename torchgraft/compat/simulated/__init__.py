@@ -17,6 +17,7 @@ import torch
 from torch.utils import backend_registration
 
 from torchgraft import _torch
+from torchgraft.compat import device, typed
 from torchgraft.errors import BadValue
 from torchgraft.native import build
 
@@ -48,6 +49,9 @@ def library() -> ctypes.CDLL:
 
     _torch.register_device("npu", npu)
     registration.generate_methods_for_privateuse1_backend(for_storage=True)
+    parallel: Any = torch.nn.DataParallel
+    parallel.__init__ = device.undivided(parallel.__init__)
+    torch.set_default_tensor_type = typed.defaults(torch.set_default_tensor_type, "npu")
     atexit.register(found.graft_npu_stop)
     return found
 

@@ -86,6 +86,11 @@ class Properties:
 
     name: str
     total_memory: int
+    multi_processor_count: int = 1
+    cube_core_num: int = 1
+    vector_core_num: int = 1
+    major: int = 0
+    minor: int = 0
 
 
 def get_device_name(device: Where = None) -> str:
@@ -126,6 +131,9 @@ class Stream(torch.Stream):
     def npu_stream(self) -> int:
         return int(self.stream_id)
 
+    def set_data_preprocess_stream(self, is_data_preprocess_stream: bool = False) -> None:
+        """Data is not prepared by a thread of its own here."""
+
     def record_event(self, event: Any = None) -> Any:
         """Record an event here; a new one where none is given."""
         event = Event() if event is None else event
@@ -155,7 +163,7 @@ class Event(metaclass=_EventType):
         return torch.Event("npu", enable_timing=enable_timing, blocking=blocking)
 
 
-ExternalStream = Stream
+ExternalStream = SyncLaunchStream = Stream
 
 
 def _wrapped(stream: torch.Stream) -> Stream:

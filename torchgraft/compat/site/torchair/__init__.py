@@ -3,7 +3,7 @@
 from typing import Any
 
 from torchair import configs, core, ge, inference, ops, scope
-from torchgraft.compat import backends, refused
+from torchgraft.compat import backends, paths, refused
 from torchgraft.compat.air.backend import get_compiler, get_npu_backend
 from torchgraft.compat.air.config import CompilerConfig
 from torchgraft.compat.air.convert import register_fx_node_ge_converter
@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 backends.register()
+paths.activate(__name__)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,9 @@
 from typing import NoReturn
 
-from torchgraft.compat.refused import REFUSED
-from torchgraft.errors import NotOnThisDevice
+from torchgraft.compat import refused
 
 
 def __getattr__(name: str) -> NoReturn:
     if name.startswith("__"):
         raise AttributeError(name)
-    raise NotOnThisDevice(f"{__name__}.{name}", REFUSED[__name__])
+    raise refused.missing(f"{__name__}.{name}", refused.REFUSED[__name__])

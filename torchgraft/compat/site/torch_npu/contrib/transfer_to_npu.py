@@ -11,7 +11,7 @@ from torch import distributed
 from torch.overrides import TorchFunctionMode
 
 import torch_npu
-from torchgraft.compat import device
+from torchgraft.compat import device, typed
 
 _NAMES = (
     "Stream", "Event", "stream", "current_stream", "default_stream", "set_stream", "synchronize",
@@ -29,6 +29,8 @@ def renamed(value: Any) -> Any:
     """A device that says `cuda`, as one that says `npu`; anything else as it is."""
     if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
         return "npu" + value[4:]
+    if isinstance(value, str) and value.startswith("torch.cuda."):  # a type, as torch names it
+        return value.replace("cuda", "npu", 1)
     if isinstance(value, torch.device) and value.type == "cuda":
         return torch.device("npu", value.index) if value.index is not None else torch.device("npu")
     return value
@@ -63,6 +65,16 @@ def _says_nccl(value: Any) -> bool:
     return isinstance(value, str) and value.lower() in ("nccl", "cuda:nccl", "cpu:gloo,cuda:nccl")
 
 
+def _renaming(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of one device, for which `cuda` is `npu`."""
+
+    @functools.wraps(plain)
+    def call(given: Any = None) -> Any:
+        return plain(renamed(given))
+
+    return call
+
+
 def _moves(owner: Any) -> Callable[..., Any]:
     def cuda(self: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
         return owner.npu(self, renamed(device), *args, **kwargs)
@@ -85,7 +97,7 @@ def transfer() -> None:
     for owner in (torch.Tensor, torch.nn.Module):
         owner.cuda = _moves(owner)  # type: ignore[method-assign]
     torch.Tensor.is_cuda = torch.Tensor.is_npu  # type: ignore[attr-defined]
-    for name in _NAMES:
+    for name in (*_NAMES, *typed.NAMES):
         if hasattr(torch_npu.npu, name):
             setattr(torch.cuda, name, getattr(torch_npu.npu, name))
     torch.cuda.CUDAGraph = torch_npu.npu.NPUGraph  # type: ignore[misc]
@@ -93,6 +105,8 @@ def transfer() -> None:
     if distributed.is_available():
         for name in ("init_process_group", "new_group"):
             setattr(distributed, name, _with_hccl(getattr(distributed, name)))
+    for name in ("get_device_module", "set_default_tensor_type"):
+        setattr(torch, name, _renaming(getattr(torch, name)))
     for name in ("autocast", "GradScaler"):
         setattr(torch.cuda.amp, name, getattr(torch_npu.npu.amp, name))
     torch.serialization.register_package(6, lambda storage: None, _restored)

@@ -4,6 +4,8 @@ import sys
 
 import torchair
 
-sys.modules[f"{__name__}.torchair"] = torchair
+for _name, _module in list(sys.modules.items()):
+    if _name == "torchair" or _name.startswith("torchair."):
+        sys.modules[f"{__name__}.{_name}"] = _module
 
 __all__ = ["torchair"]

@@ -6,7 +6,15 @@ from typing import Any
 
 import torch
 
-__all__ = ["NpuFusedAdam", "NpuFusedAdamW", "NpuFusedSGD"]
+from torchgraft.compat import refused
+
+__all__ = [
+    "NpuFusedAdadelta",
+    "NpuFusedAdam",
+    "NpuFusedAdamW",
+    "NpuFusedRMSprop",
+    "NpuFusedSGD",
+]
 
 
 class _Fused:
@@ -30,3 +38,15 @@ class NpuFusedAdamW(_Fused, torch.optim.AdamW):
 
 class NpuFusedSGD(_Fused, torch.optim.SGD):
     """`torch.optim.SGD`."""
+
+
+class NpuFusedAdadelta(_Fused, torch.optim.Adadelta):
+    """`torch.optim.Adadelta`."""
+
+
+class NpuFusedRMSprop(_Fused, torch.optim.RMSprop):
+    """`torch.optim.RMSprop`."""
+
+
+def __getattr__(name: str) -> Any:
+    return refused.refuse("torch_npu.optim", name)

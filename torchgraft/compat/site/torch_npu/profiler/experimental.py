@@ -7,7 +7,16 @@ from typing import Any
 
 from torchgraft.compat.notes import without_effect
 
-__all__ = ["AiCMetrics", "ExportType", "HostSystem", "ProfilerLevel", "_ExperimentalConfig"]
+__all__ = [
+    "AiCMetrics",
+    "ExportType",
+    "HostSystem",
+    "ProfilerLevel",
+    "_ExperimentalConfig",
+    "supported_ai_core_metrics",
+    "supported_export_type",
+    "supported_profiler_level",
+]
 
 
 class ProfilerLevel(enum.Enum):
@@ -67,7 +76,7 @@ _DEFAULTS: dict[str, Any] = {
     "sys_io": False,
     "sys_interconnection": False,
 }
-_TYPES: dict[str, type] = {"profiler_level": ProfilerLevel, "aic_metrics": AiCMetrics}
+_TYPES: dict[str, type[enum.Enum]] = {"profiler_level": ProfilerLevel, "aic_metrics": AiCMetrics}
 
 
 class _ExperimentalConfig:
@@ -79,9 +88,28 @@ class _ExperimentalConfig:
                 raise TypeError(
                     f"_ExperimentalConfig has no setting {name!r}; it has {', '.join(_DEFAULTS)}"
                 )
+            if name in _TYPES and isinstance(value, str):  # what these are on the NPU
+                settings[name] = value = _named(_TYPES[name], value)
             if name in _TYPES and not isinstance(value, _TYPES[name]):
                 raise TypeError(f"{name} is {value!r}; it must be a {_TYPES[name].__name__}")
         self.__dict__.update(_DEFAULTS | settings)
         changed = [name for name, value in settings.items() if value != _DEFAULTS[name]]
         why = "the simulated device has no such counters"
         without_effect("torch_npu.profiler: ", dict.fromkeys(changed, why))
+
+
+def _named(kind: type[enum.Enum], value: str) -> Any:
+    """The member of an enum by its value; the text itself where there is none."""
+    return next((one for one in kind if one.value == value), value)
+
+
+def supported_profiler_level() -> set[ProfilerLevel]:
+    return set(ProfilerLevel)
+
+
+def supported_ai_core_metrics() -> set[AiCMetrics]:
+    return set(AiCMetrics)
+
+
+def supported_export_type() -> set[ExportType]:
+    return set(ExportType)

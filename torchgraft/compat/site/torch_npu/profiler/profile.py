@@ -9,15 +9,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerAction, schedule
+from torch.profiler import ProfilerAction
 
 from torch_npu.profiler.experimental import _ExperimentalConfig
 from torchgraft.compat import device
+from torchgraft.compat.notes import without_effect
 from torchgraft.compat.watch import Recording
 
 __all__ = [
     "ProfilerAction",
     "ProfilerActivity",
+    "Schedule",
+    "_KinetoProfile",
+    "analyse",
     "profile",
     "schedule",
     "supported_activities",
@@ -36,15 +40,36 @@ def supported_activities() -> set[ProfilerActivity]:
     return set(ProfilerActivity)
 
 
+def schedule(
+    wait: int, active: int, warmup: int = 0, repeat: int = 0, skip_first: int = 0
+) -> Callable[[int], ProfilerAction]:
+    """Which steps are recorded: see `torch.profiler.schedule`."""
+    make: Any = torch.profiler.schedule  # untyped in torch
+    made: Callable[[int], ProfilerAction] = make(
+        wait=wait, warmup=warmup, active=active, repeat=repeat, skip_first=skip_first
+    )
+    return made
+
+
+Schedule = schedule
+
+
+def analyse(
+    profiler_path: str, max_process_number: int | None = None, export_type: Any = None
+) -> None:
+    """Read what the NPU wrote; traces are written whole here."""
+    without_effect("torch_npu.profiler.", {"analyse": "traces are written whole"})
+
+
 def tensorboard_trace_handler(
-    dir_name: str,
+    dir_name: str | None = None,
     worker_name: str | None = None,
     analyse_flag: bool = True,
     async_mode: bool = False,
 ) -> Callable[[Any], None]:
     """What to do with a finished trace: write it to a folder, where TensorBoard finds it."""
     make: Any = torch.profiler.tensorboard_trace_handler  # untyped in torch
-    handler: Callable[[Any], None] = make(dir_name, worker_name)
+    handler: Callable[[Any], None] = make(dir_name or "./", worker_name)
     return handler
 
 
@@ -63,6 +88,7 @@ class profile(torch.profiler.profile):
         with_flops: bool = False,
         with_modules: bool = False,
         experimental_config: _ExperimentalConfig | None = None,
+        use_cuda: bool | None = None,
         **kwargs: Any,
     ) -> None:
         wanted = supported_activities() if activities is None else set(activities)
@@ -115,3 +141,6 @@ class profile(torch.profiler.profile):
         if not self._over:
             step: Any = super().step
             step()
+
+
+_KinetoProfile = profile

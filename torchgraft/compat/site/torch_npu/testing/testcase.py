@@ -31,7 +31,14 @@ class TestCase(unittest.TestCase):
         )
 
     def assertEqual(self, first: Any, second: Any, msg: Any = None, **kwargs: Any) -> None:
-        """Let both be equal; tensors up to what their dtype gives, or `atol` and `rtol`."""
+        """Let both be equal; tensors up to what their dtype gives, or `atol` and `rtol`. A number
+        in third place, or `prec`, is both."""
+        prec = kwargs.pop("prec", None if isinstance(msg, str) else msg)
+        msg = kwargs.pop("message", msg if isinstance(msg, str) else None) or None
+        if prec is not None:
+            kwargs |= {"rtol": prec, "atol": prec}
+        if kwargs:
+            first, second = torch.as_tensor(first), torch.as_tensor(second)
         if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
             torch.testing.assert_close(first, second, msg=msg, **kwargs)
         else:
