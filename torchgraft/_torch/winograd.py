@@ -16,8 +16,8 @@ ROWS = 8
 """Tiles at a time: with two vectors of channels, 16 sums in registers. 12 and 14 were as fast."""
 BLOCK = 64
 """Tiles between transforms. 16 to 64 took the same time to within 3 %."""
-LANES = 16
-"""Channels of a vector: weights are packed in panels of two, of one where one is left."""
+PANEL, LEAST = 32, 16
+"""Channels whose weights lie together, two vectors, and how many may be left of them: one."""
 
 _PARTS = """
 using Vec = at::vec::Vectorized<float>;
@@ -37,10 +37,11 @@ struct Block {
     int64_t step, data_plane, sums_plane;
 };
 
-// out[ROWS][COLS vectors] = a[ROWS][depth] * b[depth][COLS vectors]
-template <int ROWS, int COLS>
+// out[ROWS][WIDTH] = a[ROWS][depth] * b[depth][WIDTH]
+template <int ROWS, int WIDTH>
 inline void product(const float* __restrict__ a, int64_t lda, const float* __restrict__ b,
                     int64_t depth, float* __restrict__ out) {
+    constexpr int COLS = WIDTH / LANES;
     Vec sums[ROWS * COLS], row[COLS], one;
     c10::ForcedUnroll<ROWS * COLS>{}([&](auto i) { sums[i] = Vec(0.0f); });
     for (int64_t k = 0; k < depth; ++k) {
@@ -93,15 +94,15 @@ inline void gather(const Shape& s, const Block& b, const float* x) {
     }
 }
 
-// A'mA of each tile, then bias, sum and relu, for COLS vectors of channels.
-template <int COLS, bool RELU>
+// A'mA of each tile, then bias, sum and relu, for WIDTH channels.
+template <int WIDTH, bool RELU>
 inline void scatter(const Shape& s, const Block& b, const float* bias, const float* other,
                     float* out) {
     for (int64_t t = 0; t < b.count; ++t) {
         const int64_t id = b.first + t, n = id / (s.tiles_y() * s.tiles_x());
         const int64_t y = 2 * (id / s.tiles_x() % s.tiles_y()), z = 2 * (id % s.tiles_x());
-        for (int64_t c = 0; c < COLS * LANES; c += LANES) {
-            const float* from = b.sums + t * COLS * LANES + c;
+        for (int64_t c = 0; c < WIDTH; c += LANES) {
+            const float* from = b.sums + t * WIDTH + c;
             const auto sum = [&](int64_t i) { return Vec::loadu(from + i * b.sums_plane); };
             Vec half[8];
             c10::ForcedUnroll<4>{}([&](auto j) {
@@ -127,35 +128,35 @@ inline void scatter(const Shape& s, const Block& b, const float* bias, const flo
     }
 }
 
-// Outputs of COLS vectors of channels; REST is what is left of the last block's tiles.
-template <int ROWS, int REST, int COLS, bool RELU>
+// Outputs of WIDTH channels; REST is what is left of the last block's tiles.
+template <int ROWS, int REST, int WIDTH, bool RELU>
 inline void panel(const Shape& s, const Block& b, const float* weight, const float* bias,
                   const float* other, float* out) {
-    constexpr int64_t width = COLS * LANES;
-    for (int64_t i = 0; i < 16; ++i, weight += s.depth * width) {
+    for (int64_t i = 0; i < 16; ++i, weight += s.depth * WIDTH) {
         const float* data = b.data + i * b.data_plane;
         float* sums = b.sums + i * b.sums_plane;
         int64_t t = 0;
         for (; t + ROWS <= b.count; t += ROWS)
-            product<ROWS, COLS>(data + t * b.step, b.step, weight, s.depth, sums + t * width);
+            product<ROWS, WIDTH>(data + t * b.step, b.step, weight, s.depth, sums + t * WIDTH);
         if constexpr (REST > 0)
             if (t < b.count)
-                product<REST, COLS>(data + t * b.step, b.step, weight, s.depth, sums + t * width);
+                product<REST, WIDTH>(data + t * b.step, b.step, weight, s.depth, sums + t * WIDTH);
     }
-    scatter<COLS, RELU>(s, b, bias, other, out);
+    scatter<WIDTH, RELU>(s, b, bias, other, out);
 }
 
-template <int ROWS, int REST, bool SINGLE, bool RELU>
+// Panels of WIDTH channels, and of NARROW that may be left.
+template <int ROWS, int REST, int WIDTH, int NARROW, bool RELU>
 inline void convolve(const Shape& s, const Block& b, const float* x, const float* weight,
                      const float* bias, const float* other, float* out) {
     gather(s, b, x);
     int64_t k = 0;
-    for (; k + 2 * LANES <= s.outs; k += 2 * LANES)
-        panel<ROWS, REST, 2, RELU>(s, b, weight + k * 16 * s.depth, bias ? bias + k : nullptr,
-                                   other ? other + k : nullptr, out + k);
-    if constexpr (SINGLE)
-        panel<ROWS, REST, 1, RELU>(s, b, weight + k * 16 * s.depth, bias ? bias + k : nullptr,
-                                   other ? other + k : nullptr, out + k);
+    for (; k + WIDTH <= s.outs; k += WIDTH)
+        panel<ROWS, REST, WIDTH, RELU>(s, b, weight + k * 16 * s.depth, bias ? bias + k : nullptr,
+                                       other ? other + k : nullptr, out + k);
+    if constexpr (NARROW > 0)
+        panel<ROWS, REST, NARROW, RELU>(s, b, weight + k * 16 * s.depth, bias ? bias + k : nullptr,
+                                        other ? other + k : nullptr, out + k);
 }
 
 inline float* aligned(const std::unique_ptr<float[]>& memory) {
@@ -165,7 +166,7 @@ inline float* aligned(const std::unique_ptr<float[]>& memory) {
 
 _BODY = """
     constexpr int64_t step = {depth} + LANES, data_plane = {block} * step + LANES;
-    constexpr int64_t sums_plane = {block} * 2 * LANES + LANES;
+    constexpr int64_t sums_plane = {block} * {width} + LANES;
     const Shape shape{{{shape}}};
     {parallel}
     {{
@@ -175,7 +176,7 @@ _BODY = """
         for (int64_t first = 0; first < {tiles}; first += {block}) {{
             const Block block{{first, std::min<int64_t>({block}, {tiles} - first), data,
                                data + 16 * data_plane, step, data_plane, sums_plane}};
-            convolve<{rows}, {rest}, {single}, {relu}>(
+            convolve<{rows}, {rest}, {width}, {narrow}, {relu}>(
                 shape, block, {x.start}, {weight.start}, {bias}, {other}, {out.start});
         }}
     }}
@@ -183,16 +184,16 @@ _BODY = """
 
 
 def generate_for(op: Any) -> None:
-    """Code is generated for calls op(x, weight, bias, other, padding, outs, relu) of images [count,
-    channel, row, column]: 32-bit floats on CPU whose sizes are known, channels multiples of 16."""
+    """Code is generated for calls op(x, weight, bias, other, padding, relu, size, stride) of
+    images [count, channel, row, column]: 32-bit floats on CPU whose sizes are known, channels
+    multiples of 16. The result lies channels last, whatever its type in the graph says."""
 
     def call(
-        x: Any, weight: Any, bias: Any, other: Any, pads: Sequence[int], outs: int, relu: bool
+        x: Any, weight: Any, bias: Any, other: Any, pads: Sequence[int], relu: bool, *out: Any
     ) -> Any:
         from torch._inductor import ir
 
-        count, _, *sides = map(int, x.get_size())
-        high, wide = (side + 2 * pad - 2 for side, pad in zip(sides, pads, strict=True))
+        [[count, outs, high, wide], _] = out
         inputs = [_last(x), ir.ExternKernel.realize_input(weight)]
         inputs += [] if bias is None else [ir.ExternKernel.realize_input(bias)]
         inputs += [] if other is None else [_last(other)]
@@ -237,7 +238,7 @@ def _write(
         x=x, weight=weight, bias=bias, other=other.start if other else "nullptr", out=out,
         shape=", ".join(map(str, shape)), depth=depth, tiles=tiles,
         block=-(-groups // blocks) * ROWS, rows=ROWS, rest=tiles % ROWS,
-        single=str(outs % (2 * LANES) > 0).lower(), relu=str(relu).lower(),
+        width=PANEL, narrow=outs % PANEL, relu=str(relu).lower(),
         parallel=f"#pragma omp parallel num_threads({threads})" if threads > 1 else "",
         shared="#pragma omp for" if threads > 1 else "",
     )  # fmt: skip

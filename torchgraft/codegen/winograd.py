@@ -22,7 +22,7 @@ from torchgraft.fx import meta
 
 aten = torch.ops.aten
 
-PANEL, LANES = 2 * code.LANES, code.LANES
+PANEL, LEAST = code.PANEL, code.LEAST
 
 
 def as_code(gm: GraphModule, mode: Any) -> bool:
@@ -66,7 +66,7 @@ def _fits(
         and all(number == 1 for number in (*steps, *dilation))
         and all(isinstance(size, int) for size in x.shape)
         and weight.op == "get_attr"
-        and held.shape[0] % LANES == held.shape[1] % LANES == 0
+        and held.shape[0] % LEAST == held.shape[1] % LEAST == 0
         and min(out.shape) > 0
         # Blocks of tiles are shared out among threads.
         and out.shape[0] * code.tiles_of(*out.shape[2:]) >= code.ROWS * torch.get_num_threads()
@@ -92,11 +92,9 @@ class _Convolution:
             end, self.relu = relu, True
         with self.gm.graph.inserting_before(end):
             weight, bias = self._normalise(norm[0]) if norm else (self.weight, self.bias)
-            pads, outs = list(self.pads), self.weight.meta["val"].shape[0]
-            packed = self._packed(weight)
-            made = self._call(
-                winograd(), self.data, packed, bias, self.other, pads, outs, self.relu
-            )
+            packed, value = self._packed(weight), end.meta["val"]
+            how = list(self.pads), self.relu, list(value.shape), list(value.stride())
+            made = self._call(winograd(), self.data, packed, bias, self.other, *how)
         end.replace_all_uses_with(made)
         for node in dict.fromkeys((end, *filter(None, (total,)), *reversed(norm), self.node)):
             self.gm.graph.erase_node(node)
@@ -149,7 +147,7 @@ class _Convolution:
         whole = outs // PANEL * PANEL
         panels = [
             self._panels(self._call(aten.slice.Tensor, weight, 0, start, end), width, depth)
-            for start, end, width in ((0, whole, PANEL), (whole, outs, LANES))
+            for start, end, width in ((0, whole, PANEL), (whole, outs, LEAST))
             if start < end
         ]
         return self._call(aten.cat.default, panels) if len(panels) > 1 else panels[0]
@@ -178,10 +176,11 @@ def _only(node: Node, target: Any) -> Node | None:
 
 @functools.cache
 def winograd() -> Any:
-    """relu(convolution + bias + other) with weights that are transformed and packed."""
+    """relu(convolution + bias + other) with weights that are transformed and packed; `size` and
+    `stride` are the result's."""
     schema = (
-        "winograd(Tensor x, Tensor weight, Tensor? bias, Tensor? other, int[] padding, int outs, "
-        "bool relu) -> Tensor"
+        "winograd(Tensor x, Tensor weight, Tensor? bias, Tensor? other, int[] padding, bool relu, "
+        "int[] size, int[] stride) -> Tensor"
     )
     op = own.declared(schema, _plain, Meta=_fake)
     code.generate_for(op)
@@ -194,14 +193,15 @@ def _plain(
     bias: Tensor | None,
     other: Tensor | None,
     padding: Sequence[int],
-    outs: int,
     relu: bool,
+    size: Sequence[int],
+    stride: Sequence[int],
 ) -> Tensor:
-    depth = x.shape[1]
-    parts = weight.split([outs // PANEL * PANEL * depth * 16, outs % PANEL * depth * 16])
+    depth, outs = x.shape[1], size[1]
+    parts = torch.tensor_split(weight, [outs // PANEL * PANEL * depth * 16])
     laid = (
         part.reshape(-1, 16, depth, width).permute(0, 3, 2, 1).reshape(-1, depth, 4, 4)
-        for part, width in zip(parts, (PANEL, LANES), strict=True)
+        for part, width in zip(parts, (PANEL, LEAST), strict=True)
     )
     kernel = torch.cat(list(laid))
     for dim in (2, 3):  # G has (1, 0, 0), (0, 1, 0) and (0, 0, 1) in the sums of its rows
@@ -209,8 +209,8 @@ def _plain(
         kernel = torch.stack([first, more - less, last], dim)
     made = aten.convolution(x, kernel, bias, [1, 1], padding, [1, 1], False, [0, 0], 1)
     made = made if other is None else made + other
-    result: Tensor = made.relu() if relu else made
-    return result
+    laid_out = x.new_empty_strided(size, stride)
+    return laid_out.copy_(made.relu() if relu else made)
 
 
 def _fake(
@@ -219,10 +219,8 @@ def _fake(
     bias: Tensor | None,
     other: Tensor | None,
     padding: Sequence[int],
-    outs: int,
     relu: bool,
+    size: Sequence[int],
+    stride: Sequence[int],
 ) -> Tensor:
-    """As the convolution's, whose place it takes."""
-    kernel = weight.new_empty([outs, x.shape[1], 3, 3])
-    made: Tensor = aten.convolution(x, kernel, bias, [1, 1], padding, [1, 1], False, [0, 0], 1)
-    return made if other is None else made + other
+    return x.new_empty_strided(size, stride)
