@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft._torch import generator
-from torchgraft.codegen import attention, convolve, epilogue, single, stacks, winograd
+from torchgraft.codegen import attention, convolve, epilogue, large, single, stacks, winograd
 from torchgraft.config import Config
 from torchgraft.fx import meta
 from torchgraft.fx.cost import flops_of, has_formula
@@ -86,6 +86,8 @@ def prepared(
         convolve.as_products(gm, mode)
     if is_inference:
         single.as_loops(gm, mode)
+    if is_inference and own_registers and not timed:
+        written |= large.as_code(gm, mode, LARGE)
     own_products = not timed and _by_generator(_products(gm))
     many_rows = written or (own_products and _has_many_rows(gm))
     if checked and all(map(_lays_out, gm.graph.nodes)):
