@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import torchgraft as graft
-from torchgraft.codegen import inductor, large
+from torchgraft.codegen import large
 
 
 @pytest.fixture(autouse=True)
@@ -19,15 +19,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     original = large.as_code
 
-    def told(gm: Any, mode: Any, least: float) -> bool:
-        original(gm, mode, least)
+    def told(gm: Any, mode: Any) -> bool:
+        original(gm, mode)
         calls = gm.graph.find_nodes(op="call_function", target=large.product())
         found.append(len(calls))
         return bool(calls)
 
     monkeypatch.setattr(large, "_is_ahead", lambda: True)
     monkeypatch.setattr(large, "as_code", told)
-    monkeypatch.setattr(inductor, "LARGE", 1e4)
+    monkeypatch.setattr(large, "LEAST", 1e4)
     return found
 
 

@@ -87,7 +87,7 @@ def prepared(
     if is_inference:
         single.as_loops(gm, mode)
     if is_inference and own_registers and not timed:
-        written |= large.as_code(gm, mode, LARGE)
+        written |= large.as_code(gm, mode)
     own_products = not timed and _by_generator(_products(gm))
     many_rows = written or (own_products and _has_many_rows(gm))
     if checked and all(map(_lays_out, gm.graph.nodes)):
