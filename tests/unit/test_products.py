@@ -253,13 +253,13 @@ def test_gcc_keeps_sums_in_registers() -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("last", [False, True], ids=["then more", "last"])
+@pytest.mark.parametrize("after", [(), (nn.ReLU(),), (nn.ReLU(), nn.Flatten())], ids=len)
 @pytest.mark.parametrize("lies", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_small_convolutions_are_products(
     monkeypatch: pytest.MonkeyPatch,
     layer: nn.Conv2d,
     size: tuple[int, ...],
-    last: bool,
+    after: tuple[nn.Module, ...],
     lies: torch.memory_format,
 ) -> None:
     monkeypatch.setattr(generator, "is_amd", lambda: True)
@@ -271,7 +271,7 @@ def test_small_convolutions_are_products(
         return plain(gm, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(generator, "compile_graph", spy)
-    model = (nn.Sequential(layer) if last else nn.Sequential(layer, nn.ReLU(), nn.Flatten())).eval()
+    model = nn.Sequential(layer, *after).eval()
     x = torch.randn(size).contiguous(memory_format=lies)
     compiled = graft.compile(model, (x,))
     [graph] = seen

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from torchgraft._torch import entry
+from torchgraft._torch import entry, written
 
 FEW, MANY = 6, 32
 """Kernels in one source: from so many on, another compiler may share the work; with more, it must.
@@ -135,12 +135,15 @@ def _start(kernels: Sequence[_Kernel], submit: Any) -> Callable[[], list[Any]]:
         return lambda: [alone()]
     names = _names(len(kernels))
     texts = [kernel.named(name) for kernel, name in zip(kernels, names, strict=True)]
+    parts, texts = written.shared(texts)
     includes = dict.fromkeys(line for text in texts for line in _INCLUDE.findall(text))
     spaces = (
         f"namespace of_{name} {{\n{_INCLUDE.sub('', text)}\n}}\n"
         for name, text in zip(names, texts, strict=True)
     )
-    load = CppPythonBindingsCodeCache.load_async("\n".join((*includes, *spaces)), submit_fn=submit)
+    load = CppPythonBindingsCodeCache.load_async(
+        "\n".join((*includes, *parts, *spaces)), submit_fn=submit
+    )
 
     def finish() -> list[Any]:
         first = load()  # the module of the first; those of the others are in the same library

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,6 +59,23 @@ def lower(op: Any, how: Callable[..., Any]) -> None:
     register_lowering(op, type_promotion_kind=None)(how)
 
 
+_SHARED = re.compile(r"^namespace \w+_parts \{(.*?)^\}  // parts$", re.MULTILINE | re.DOTALL)
+
+
+def shared(sources: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The functions of all kernels, each once, and the kernels' sources without them. They are
+    templates for the most part, which a compiler would work out anew in every namespace."""
+    found: dict[str, int] = {}
+
+    def named(match: re.Match[str]) -> str:
+        number = found.setdefault(match[1], len(found))
+        space = match[0].split(maxsplit=2)[1]
+        return f"namespace {space} {{ using namespace ::parts_{number}; }}"
+
+    left = [_SHARED.sub(named, source) for source in sources]
+    return [f"namespace parts_{number} {{{text}}}\n" for text, number in found.items()], left
+
+
 @functools.cache
 def _template() -> Any:
     from torch._inductor.codegen.cpp_template import CppTemplate
@@ -77,7 +95,7 @@ def _template() -> Any:
             space = f"{kernel.kernel_name}_parts"
             return (
                 f"{self.header().getvalue()}\n#include <limits>\n#include <memory>\n"
-                f"namespace {space} {{{source.parts}}}\n"
+                f"namespace {space} {{{source.parts}}}  // parts\n"
                 f'extern "C"\n{head}\n{{\n    using namespace {space};\n{source.body}}}\n'
             )
 

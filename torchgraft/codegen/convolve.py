@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from torchgraft._torch import generator
 from torchgraft._torch import patches as code
 from torchgraft.codegen import own
-from torchgraft.fx import meta
+from torchgraft.fx import meta, returned
 from torchgraft.fx.cost import flops_of
 
 aten = torch.ops.aten
@@ -38,8 +38,11 @@ def as_products(gm: GraphModule, mode: Any) -> None:
     if 2 * sum(map(flops_of, small)) <= sum(map(flops_of, found)):
         return  # little to gain, and a kernel to compile for each: 25 of them in GoogLeNet
     gm.meta["fake_mode"] = mode
+    before, given = meta.snapshot(gm.graph), meta.output_values(gm)
     for node in small:
         _Convolution(gm, node).replace()
+    meta.refresh(gm, before, "products")  # what follows lies channels last, too
+    returned.keep_strides(gm, given)
 
 
 def _is_small(
@@ -90,9 +93,6 @@ class _Convolution:
                 product = self._call(aten.add.Tensor, product, self.bias)
             image = self._call(aten.reshape.default, product, [count, height, width, outs])
             image = self._call(aten.permute.default, image, [0, 3, 1, 2])
-            is_returned = any(user.op == "output" for user in self.node.users)
-            if is_returned and self.node.meta["val"].is_contiguous():
-                image = self._copy(image)  # whoever calls the region knows its strides
         self.node.replace_all_uses_with(image)
         self.gm.graph.erase_node(self.node)
 

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft._torch import generator
-from torchgraft.codegen import attention, convolve, epilogue, single, stacks
+from torchgraft.codegen import attention, convolve, epilogue, large, single, stacks, winograd
 from torchgraft.config import Config
 from torchgraft.fx import meta
 from torchgraft.fx.cost import flops_of, has_formula
@@ -80,12 +80,16 @@ def prepared(
     who computes its products, and with which options. `gm` is changed."""
     options = options_for(inputs, config)
     timed, mode = config.mode == "max-autotune", _torch.fake_mode_of(inputs)
+    own_registers = "cpp.simdlen" not in options  # and not others than the processor's
+    written = is_inference and own_registers and winograd.as_code(gm, mode)
     if is_inference and not timed and generator.is_amd():
         convolve.as_products(gm, mode)
     if is_inference:
         single.as_loops(gm, mode)
+    if is_inference and own_registers and not timed:
+        written |= large.as_code(gm, mode)
     own_products = not timed and _by_generator(_products(gm))
-    many_rows = own_products and _has_many_rows(gm)
+    many_rows = written or (own_products and _has_many_rows(gm))
     if checked and all(map(_lays_out, gm.graph.nodes)):
         options = _UNASKED | options
     onednn = by_onednn(gm)
@@ -97,7 +101,7 @@ def prepared(
     stacks.as_rows(gm)
     del gm.meta["fake_mode"]  # Inductor's cache key holds `meta`, and no mode can be pickled
     hold_views(gm, mode)
-    if is_inference and "cpp.simdlen" not in options:  # other registers than the processor's
+    if is_inference and own_registers:
         many_rows |= attention.as_code(gm)
     if not timed:  # it compares kernels with epilogues of their own
         epilogue.join_products(gm)
