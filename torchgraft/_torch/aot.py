@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from torchgraft._torch import Flat, fake_mode_of
+from torchgraft._torch import Flat, fake_mode_of, sizes
 from torchgraft._torch.derived import Derived
 from torchgraft._torch.generator import (
     GRAPH_IDS,
@@ -70,6 +70,7 @@ def compile(
         V.set_aot_compilation(True),
         config.patch(compile_fx.get_cpp_wrapper_config()),  # on CUDA: tuned now, kernels kept
         gcc_flags(library=True),
+        sizes.unassumed(),
         _watched_folds(folded),
         _watched_constants(constants),
     ):

@@ -106,7 +106,6 @@ def compile_graph(
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.utils import BoxedBool
 
-    sizes.assume_nothing()
     mode = fake_mode_of(inputs)
     frozen = is_inference and any("weight" in node.meta for node in gm.graph.nodes)
     settings: dict[str, Any] = {}
@@ -122,6 +121,7 @@ def compile_graph(
         config.patch({**settings, **options}),
         tracing(TracingContext(mode)),
         _torch.lazily(),
+        sizes.unassumed(),
         together(joined=is_inference),  # what backward is given should go as early as it can
         gcc_flags() if many_rows else contextlib.nullcontext(),
     ):

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import functools
 import inspect
+import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
-_IN_VIEW: contextvars.ContextVar[bool] = contextvars.ContextVar("in_view", default=False)
 
-
-@functools.cache
-def assume_nothing() -> None:
-    """Let Inductor compute the strides of a view without taking a dynamic size for more than 1,
+@contextlib.contextmanager
+def unassumed() -> Iterator[None]:
+    """Inside, Inductor computes the strides of a view without taking a dynamic size for more than 1
     where tracing does not (`backed_size_oblivious`); it asked for that of sizes without a hint
-    alone, and a program for batches of 1 to 8 was refused 1. Once in a process is enough.
+    alone, and a program for batches of 1 to 8 was refused 1.
 
-    Not where fake tensors do so: they try that first, and look at hints where it fails.
+    Not where fake tensors do so: they try that first, and look at hints where it fails. For this
+    thread, which must be the only one that compiles.
     """
     from torch._inductor import ir
     from torch._subclasses import fake_impls
@@ -26,25 +25,28 @@ def assume_nothing() -> None:
 
     plain: Any = getattr(fake_impls, "_compute_stride", None)
     if plain is None or "size_oblivious" not in inspect.signature(plain).parameters:
+        yield
         return
-    owner: Any = ir.View
-    create = owner.create.__func__
+    create: Any = ir.View.create.__func__  # type: ignore[attr-defined]
+    here, deep = threading.get_ident(), 0
 
-    @functools.wraps(plain)
     def strides(*args: Any, size_oblivious: bool = False) -> Any:
-        nothing = _IN_VIEW.get() and _config.backed_size_oblivious
-        return plain(*args, size_oblivious=size_oblivious or nothing)
+        nothing = deep and _config.backed_size_oblivious and threading.get_ident() == here
+        return plain(*args, size_oblivious=size_oblivious or bool(nothing))
 
-    @functools.wraps(create)
     def created(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        token = _IN_VIEW.set(True)
+        nonlocal deep
+        deep += 1
         try:
             return create(cls, *args, **kwargs)
         finally:
-            _IN_VIEW.reset(token)
+            deep -= 1
 
-    vars(fake_impls)["_compute_stride"] = strides
-    owner.create = classmethod(created)
+    with (
+        mock.patch.object(fake_impls, "_compute_stride", strides),
+        mock.patch.object(ir.View, "create", classmethod(created)),
+    ):
+        yield
 
 
 @contextlib.contextmanager
