@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,7 +151,7 @@ def test_a_range_from_zero_or_one_is_not_traced_as_if_those_could_not_occur() ->
 
 
 @pytest.mark.slow
-def test_a_range_from_one_image_on_is_not_generated_for_several_alone() -> None:
+def test_a_range_from_one_image_on_is_not_generated_for_several_alone(tmp_path: Path) -> None:
     """Inductor looked at the hint of a batch where it computed a view's strides, and where it chose
     a transposed convolution's layout."""
 
@@ -169,9 +170,12 @@ def test_a_range_from_one_image_on_is_not_generated_for_several_alone() -> None:
     model = Upscale().eval()
     spec = graft.Input(min_shape=(1, 3, 4, 4), max_shape=(8, 3, 4, 4))
     compiled = graft.compile(model, (spec,), require_full_compilation=True)
+    compiled.save(tmp_path / "up.graft")
+    loaded = graft.load(tmp_path / "up.graft")
     for batch in (1, 3, 8):
         x = torch.randn(batch, 3, 4, 4)
         torch.testing.assert_close(compiled(x), model(x))
+        torch.testing.assert_close(loaded(x), model(x))
 
 
 @pytest.mark.parametrize("traced", [False, True])
