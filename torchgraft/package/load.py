@@ -139,11 +139,11 @@ class Loaded(Compiled):
         self._weights = [Weight(entry) for entry in field(body, "weights", list)]
         self._new: dict[str, Tensor] = {}  # weights since `load_state_dict`
         states = [weight for weight in self._weights if weight.kind == "state"]
-        self._states = (
-            {w.name: w.like(self._stored[w.name], self.place) for w in states}
-            if own_states is None
-            else {w.name: own_states[w.name] for w in states}
-        )
+        if own_states is None:  # all of a file is checked before any of it is used
+            stored = self._stored
+            self._states = {w.name: w.like(stored[w.name], self.place) for w in states}
+        else:
+            self._states = {w.name: own_states[w.name] for w in states}
         self._folder = tempfile.TemporaryDirectory(prefix="torchgraft-")
         self._libraries = self._unpack()
         self._prepare = Part(self, field(body, "prepare", dict), 0, 0)
