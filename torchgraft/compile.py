@@ -26,11 +26,11 @@ from torchgraft.errors import (
     NotSavable,
     NotYet,
     Specialised,
-    WeightMismatch,
 )
 from torchgraft.fx import edit, meta, returned, script
 from torchgraft.fx.capture import Capture, Origin, capture, check_dynamic, from_exported
 from torchgraft.fx.load import load
+from torchgraft.fx.weights import check_weights
 from torchgraft.inputs import Declared, declare
 from torchgraft.link import Linker, Role
 from torchgraft.plan import Plan
@@ -459,24 +459,6 @@ def _guarded(source: Capture, gm_meta: Mapping[str, Any]) -> Signature:
         if {str(s) for s in expr.free_symbols} <= ranges.keys()
     )
     return dataclasses.replace(source.signature, guards=guards)
-
-
-def check_weights(
-    held: Mapping[str, Tensor], new: Mapping[str, Tensor], *, extra: bool = False
-) -> None:
-    problems = [f"missing: {name}" for name in held.keys() - new.keys()]
-    if not extra:
-        problems += [f"not in the program: {name}" for name in new.keys() - held.keys()]
-    for name in held.keys() & new.keys():
-        one, two = held[name], new[name]
-        if two.is_meta:
-            problems.append(f"{name}: it has no values (device meta)")
-        elif one.shape != two.shape or one.dtype != two.dtype:
-            problems.append(
-                f"{name}: {two.dtype} {tuple(two.shape)} for {one.dtype} {tuple(one.shape)}"
-            )
-    if problems:
-        raise WeightMismatch(sorted(problems))
 
 
 def _name(model: Any) -> str:

@@ -1,4 +1,5 @@
-// What a program of somebody who makes mistakes is told: misuse PACKAGE, whose program takes x.
+// What a program of somebody who makes mistakes is told: misuse PACKAGE TIED. The program of the
+// first takes x; in the second, the state `b` has another name that no state dict knows.
 #include <iostream>
 
 #include <ATen/ATen.h>
@@ -32,6 +33,15 @@ int main(int, char** argv) {
   attempt("undefined", [&] { program.forward({at::Tensor()}); });
   attempt("undefined weight", [&] {
     torchgraft::Program(program).load_state_dict({{"inner.0.bias", at::Tensor()}});
+  });
+  attempt("sparse weight", [&] {
+    torchgraft::Program(program).load_state_dict(
+        {{"inner.0.weight", at::ones({16, 8}).to_sparse()}, {"inner.0.bias", at::ones({16})}});
+  });
+  attempt("tied", [&] {
+    torchgraft::Program tied = torchgraft::load(argv[2]);
+    tied.load_state_dict({{"b", at::full({3}, 2.0)}});
+    said["tied gives"] = tied.forward({at::ones({3})})[0].sum().item<double>();
   });
   const torchgraft::Program empty;
   attempt("empty", [&] { empty.forward({x}); });

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import torchgraft as graft
-from torchgraft.errors import InputMismatch, NotSavable, WeightMismatch
+from torchgraft.errors import BadValue, InputMismatch, NotSavable, WeightMismatch
 
 
 class Mixed(nn.Module):
@@ -272,6 +272,46 @@ def test_weights_of_a_tied_model_stay_one(tmp_path: Path) -> None:
     if len(loaded.captures[0].saved) == 2:
         with pytest.raises(WeightMismatch, match="are one tensor"):
             loaded.load_state_dict(state)
+
+
+def test_a_state_with_a_name_that_no_state_dict_has(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            both = torch.ones(3)
+            self.register_buffer("a", both, persistent=False)
+            self.register_buffer("b", both)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.a + self.b
+
+    x = torch.ones(3)
+    loaded = saved(graft.compile(Tied(), (x,), mode="eager", freeze=False), tmp_path)
+    loaded.load_state_dict({"b": torch.full((3,), 2.0)})
+    assert_close(loaded(x), torch.full((3,), 4.0))
+
+
+@pytest.mark.parametrize(
+    ("weight", "why"),
+    [
+        (1, "weight: int, not a tensor"),
+        (torch.eye(2).to_sparse(), "weight: layout torch.sparse_coo for torch.strided"),
+    ],
+)
+def test_weights_that_are_no_dense_tensors(tmp_path: Path, weight: Any, why: str) -> None:
+    model, x = nn.Linear(2, 2, bias=False), torch.ones(1, 2)
+    compiled = graft.compile(model, (x,), mode="eager")
+    for program in (compiled, saved(compiled, tmp_path)):
+        with pytest.raises(WeightMismatch, match=why):
+            program.load_state_dict({"weight": weight})
+        assert_close(program(x), model(x))
+
+
+@pytest.mark.parametrize("given", [{"weights": 5}, {"sha256": 5}])
+def test_arguments_of_load_that_are_something_else(tmp_path: Path, given: dict[str, Any]) -> None:
+    graft.compile(lambda x: x + 1, (torch.ones(1),), mode="eager").save(tmp_path / "one.graft")
+    with pytest.raises(BadValue, match="got 5"):
+        graft.load(tmp_path / "one.graft", **given)
 
 
 def test_weights_that_are_not_contiguous(tmp_path: Path) -> None:

@@ -406,8 +406,21 @@ def test_errors_have_the_same_sentences(built: Path, package: Path, tmp_path: Pa
         assert mine.partition("loaded: ")[2][:12] == theirs.partition("loaded: ")[2][:12]
 
 
-def test_mistakes_are_told_as_in_python(built: Path, package: Path) -> None:
-    done = _run(built / "misuse", package)
+class _Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        both = torch.ones(3)
+        self.register_buffer("a", both, persistent=False)
+        self.register_buffer("b", both)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.a + self.b
+
+
+def test_mistakes_are_told_as_in_python(built: Path, package: Path, tmp_path: Path) -> None:
+    tied = tmp_path / "tied.graft"
+    graft.compile(_Tied(), (torch.ones(3),), mode="eager", freeze=False).save(tied)
+    done = _run(built / "misuse", package, tied)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     program, x = graft.load(package), torch.ones(3, 8)
@@ -430,6 +443,12 @@ def test_mistakes_are_told_as_in_python(built: Path, package: Path) -> None:
     assert found["signature"] == "x float32[1 to 64, 8] on cpu"
     assert found["undefined"].endswith("on cpu, got an undefined tensor.\nPass a tensor.")
     assert "inner.0.bias: an undefined tensor" in found["undefined weight"]
+    sparse = {"inner.0.weight": torch.ones(16, 8).to_sparse(), "inner.0.bias": torch.ones(16)}
+    with pytest.raises(graft.errors.WeightMismatch) as refused:
+        program.load_state_dict(sparse)
+    assert "inner.0.weight: layout torch.sparse_coo for torch.strided" in str(refused.value)
+    assert found["sparse weight"] == str(refused.value)
+    assert (found["tied"], found["tied gives"]) == (None, 12.0)
     empty = "this Program is empty.\nAssign one to it: program = torchgraft::load(path);"
     assert [found[name] for name in ("empty", "empty call", "empty name")] == [empty] * 3
     assert found["shapes"] == [[5], [5], [5, 2], [4]]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchgraft import _torch
 from torchgraft._torch import groups
-from torchgraft.compile import Compiled, check_weights
+from torchgraft.compile import Compiled
 from torchgraft.config import MODES, Config
 from torchgraft.errors import (
     BadPackage,
@@ -27,6 +27,7 @@ from torchgraft.errors import (
 from torchgraft.fx import edit, meta
 from torchgraft.fx.capture import Capture
 from torchgraft.fx.returned import View
+from torchgraft.fx.weights import check_weights
 from torchgraft.native import executor
 from torchgraft.package import codec, machine, tensors
 from torchgraft.package.archive import KEY, MANIFEST, WEIGHTS, Archive, write
@@ -54,6 +55,8 @@ def load(
     have that hash. Without it, a damaged file is found, but not one that somebody forged: a package
     holds machine code, so load those that you trust.
     """
+    if not isinstance(sha256, str | None):
+        raise BadValue("sha256", sha256, "a hash as text, as sha256sum prints it")
     loaded = opened(path, _device(device), sha256)
     if weights is not None:
         loaded.load_state_dict(_state_dict(weights))
@@ -105,6 +108,8 @@ def _exists(name: str) -> bool:
 def _state_dict(weights: Any) -> Mapping[str, Tensor]:
     if isinstance(weights, Mapping):
         return weights
+    if not isinstance(weights, (str, os.PathLike)):
+        raise BadValue("weights", weights, "a state dict, or the path of a .safetensors file")
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -134,11 +139,11 @@ class Loaded(Compiled):
         self._weights = [Weight(entry) for entry in field(body, "weights", list)]
         self._new: dict[str, Tensor] = {}  # weights since `load_state_dict`
         states = [weight for weight in self._weights if weight.kind == "state"]
-        self._states = (
-            {w.name: w.like(self._stored[w.name], self.place) for w in states}
-            if own_states is None
-            else {w.name: own_states[w.name] for w in states}
-        )
+        if own_states is None:  # all of a file is checked before any of it is used
+            stored = self._stored
+            self._states = {w.name: w.like(stored[w.name], self.place) for w in states}
+        else:
+            self._states = {w.name: own_states[w.name] for w in states}
         self._folder = tempfile.TemporaryDirectory(prefix="torchgraft-")
         self._libraries = self._unpack()
         self._prepare = Part(self, field(body, "prepare", dict), 0, 0)
@@ -383,12 +388,12 @@ class Loaded(Compiled):
                     f"cannot be repeated; compile the model with the new weights and save that"
                 ]
             )
-        first: dict[str, str] = {}
-        for weight in self._weights:
-            other = first.setdefault(weight.tensor, weight.name)
-            if weight.saved and not torch.equal(state_dict[other], state_dict[weight.name]):
-                raise WeightMismatch([f"{other} and {weight.name} are one tensor in this program"])
         saved = [weight for weight in self._weights if weight.saved]
+        first: dict[str, str] = {}
+        for weight in saved:
+            other = first.setdefault(weight.tensor, weight.name)
+            if not torch.equal(state_dict[other], state_dict[weight.name]):
+                raise WeightMismatch([f"{other} and {weight.name} are one tensor in this program"])
         moved = {w.name: self._own(w, state_dict[w.name]) for w in saved}
         with torch.no_grad():
             for name in self._states.keys() & moved.keys():

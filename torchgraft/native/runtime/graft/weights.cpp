@@ -107,6 +107,9 @@ void check_weights(const std::vector<Weight>& weights, const Weights& given) {
       problems.insert("missing: " + weight.name);
     else if (!found->second.defined())
       problems.insert(weight.name + ": an undefined tensor");
+    else if (found->second.layout() != at::kStrided)
+      problems.insert(weight.name + ": layout torch." + layout_name(found->second.layout()) +
+                      " for torch.strided");
     else if (found->second.is_meta())
       problems.insert(weight.name + ": it has no values (device meta)");
     else if (found->second.scalar_type() != weight.dtype || found->second.sizes() != weight.shape)
@@ -122,8 +125,9 @@ void check_weights(const std::vector<Weight>& weights, const Weights& given) {
   if (problems.empty()) {
     std::map<std::string, std::string> first;
     for (const Weight& weight : weights) {
+      if (!weight.saved) continue;
       const std::string& other = first.emplace(weight.tensor, weight.name).first->second;
-      if (weight.saved && !at::equal(given.at(other), given.at(weight.name))) {
+      if (!at::equal(given.at(other), given.at(weight.name))) {
         problems.insert(other + " and " + weight.name + " are one tensor in this program");
         break;
       }
