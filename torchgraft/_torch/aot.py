@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from torchgraft._torch import Flat, fake_mode_of
+from torchgraft._torch import Flat, fake_mode_of, sizes
 from torchgraft._torch.derived import Derived
 from torchgraft._torch.generator import (
     GRAPH_IDS,
@@ -63,6 +63,7 @@ def compile(
     frozen = any("weight" in node.meta for node in gm.graph.nodes)
     settings |= {"freezing": True, "freezing_discard_parameters": False} if frozen else {}
     constants: dict[str, Tensor] = {}
+    sizes.assume_nothing()
     with (
         products(generates),
         config.patch({**settings, **options}),
