@@ -73,6 +73,24 @@ found = [
 thread = threading.Thread(target=lambda: found.append(torch.ones(2, device="npu")))
 thread.start(); thread.join()
 assert {x.device.type for x in found} == {kind}, found
+old = [
+    torch.npu.HalfTensor([1, 2]), torch.ones(2).type(torch.npu.HalfTensor),
+    torch.ones(2).type("torch.npu.HalfTensor"),
+]
+assert {(x.device.type, x.dtype) for x in old} == {(kind, torch.float16)}, old
+assert isinstance(old[0], torch.npu.HalfTensor) and not isinstance(old[0], torch.npu.FloatTensor)
+assert torch.get_device_module("npu") is torch.npu
+with torch.random.fork_rng(device_type="npu"):
+    drawn = torch.rand(2, device="npu")
+assert torch.equal(drawn, torch.rand(2, device="npu"))
+from torch_npu.npu.memory import empty_cache
+from torch_npu.npu.amp.grad_scaler import GradScaler
+assert GradScaler(8.0, dynamic=False).get_scale() == 8 and not torch.npu.is_autocast_enabled()
+torch.npu.set_sync_debug_mode(0)
+assert torch.npu.get_sync_debug_mode() == 0 and torch.npu.get_allocator_backend() == "native"
+cache = torch.zeros(2, 4, device="npu")
+torch_npu.scatter_update_(cache, torch.tensor([1, 2], device="npu"), cache.new_ones(2, 2), -1)
+assert cache.tolist() == [[0, 1, 1, 0], [0, 0, 1, 1]]
 assert all(x.is_npu for x in found)
 npu = torch.npu
 with npu.device("npu:0"):

@@ -160,7 +160,7 @@ def test_no_kernel_says_what_to_write(tmp_path: pathlib.Path, name: str) -> None
     assert str(caught.value) == (
         f"ge::{name} ({tmp_path}/ops.h:1) has no kernel for cpu.\n"
         f"Write one in Python:\n"
-        f"  @graft.op('ge::{name}')\n"
+        f"  @graft.op('ge::{name}(Tensor x, Tensor y) -> Tensor')\n"
         f"  def {name}(x, y): ...\n"
         f'or in C++: TORCH_LIBRARY_IMPL(ge, CPU, m) {{ m.impl("{name}", &kernel); }}'
     )

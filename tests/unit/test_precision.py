@@ -132,6 +132,17 @@ def test_a_dynamic_size_stays_one_where_torch_takes_an_operator_apart_in_cpp(nam
         assert torch.equal(made(x), fn(x))
 
 
+@pytest.mark.parametrize("name", ["float32", "float16", "mixed-float16"])
+def test_a_size_that_depends_on_data_keeps_its_name(name: str) -> None:
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        kept = x * 2
+        return kept[y > 0.5] + 1, torch.repeat_interleave(kept, (y > 0.5).long(), dim=0)
+
+    x, y = torch.arange(12.0).view(4, 3), torch.tensor([0.0, 1.0, 0.25, 0.75])
+    for made, expected in zip(compiled(fn, x, y, precision=name)(x, y), fn(x, y), strict=True):
+        assert torch.equal(made, expected)
+
+
 def test_decompositions_take_the_place_of_torchs_own() -> None:
     def silu(x: Tensor) -> Tensor:
         return x * 2

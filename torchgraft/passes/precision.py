@@ -93,17 +93,28 @@ def _retype(
 ) -> None:
     """Let a call compute in `want`, or (None) in the types that it was traced with. A type that it
     names itself becomes `said`."""
-    before = node.args, node.kwargs
+    before, was = (node.args, node.kwargs), node.meta.get("val")
     node.args, node.kwargs = map_arg(before, lambda n: casts(n, want or traced.get(n), node))
     if said is not None and node.kwargs.get("dtype") in _FLOATS:
         node.kwargs = {**node.kwargs, "dtype": said}
     try:
-        node.meta["val"] = meta.compute(casts.gm, node)
+        node.meta["val"] = _sized_as(was, meta.compute(casts.gm, node), casts.gm)
     except Exception:
         if want is None:
             raise
         node.args, node.kwargs = before
         _retype(node, casts, traced, None)
+
+
+def _sized_as(was: Any, made: Any, gm: GraphModule) -> Any:
+    """A value anew; where its size depends on data, with the size that it had: computing it again
+    gives that another name."""
+    if isinstance(made, (list, tuple)):
+        return type(made)(_sized_as(*both, gm) for both in zip(was, made, strict=True))
+    if not isinstance(made, Tensor) or not _torch.has_unbacked(was):
+        return was if _torch.has_unbacked(was) else made
+    with _torch.faking(gm.meta["fake_mode"]):
+        return was.to(made.dtype)
 
 
 def _dtype(node: Any) -> torch.dtype | None:
