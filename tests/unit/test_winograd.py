@@ -17,7 +17,7 @@ from torchgraft._torch import together, written
 from torchgraft.codegen import winograd
 from torchgraft.fx import returned
 
-aten = torch.ops.aten
+FEWEST = winograd._fewest
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +33,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return bool(calls)
 
     monkeypatch.setattr(winograd, "_is_ahead", lambda: True)
+    monkeypatch.setattr(winograd, "_fewest", lambda threads: 8)
     monkeypatch.setattr(winograd, "as_code", told)
     return found
 
@@ -209,13 +210,16 @@ def test_what_is_no_number_stays_where_it_is_seen() -> None:
     assert not bad[:, :, :, 8:].any()
 
 
-def test_threads_share_the_tiles() -> None:
+def test_threads_share_the_tiles(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(winograd, "_fewest", FEWEST)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        check(nn.Conv2d(16, 48, 3, padding=1).eval(), torch.randn(2, 16, 11, 9))
+        check(nn.Conv2d(16, 48, 3, padding=1).eval(), torch.randn(2, 16, 17, 18))
+        check(nn.Conv2d(16, 48, 3, padding=1).eval(), torch.randn(2, 16, 11, 9))  # too few
     finally:
         torch.set_num_threads(before)
+    assert made == [1, 0]
 
 
 def test_the_operator_itself_is_right() -> None:

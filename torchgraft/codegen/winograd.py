@@ -23,6 +23,8 @@ from torchgraft.fx import meta
 aten = torch.ops.aten
 
 PANEL, LEAST = code.PANEL, code.LEAST
+SHARE = 24
+"""Tiles of each of several threads: each reads all weights, and fewer were not measured."""
 
 
 def as_code(gm: GraphModule, mode: Any) -> bool:
@@ -68,9 +70,13 @@ def _fits(
         and weight.op == "get_attr"
         and held.shape[0] % LEAST == held.shape[1] % LEAST == 0
         and min(out.shape) > 0
-        # Blocks of tiles are shared out among threads.
-        and out.shape[0] * code.tiles_of(*out.shape[2:]) >= code.ROWS * torch.get_num_threads()
+        and out.shape[0] * code.tiles_of(*out.shape[2:]) >= _fewest(torch.get_num_threads())
     )
+
+
+def _fewest(threads: int) -> int:
+    """Tiles from which it pays; they are shared out among threads."""
+    return code.ROWS if threads == 1 else SHARE * threads
 
 
 class _Convolution:
