@@ -63,7 +63,6 @@ def compile(
     frozen = any("weight" in node.meta for node in gm.graph.nodes)
     settings |= {"freezing": True, "freezing_discard_parameters": False} if frozen else {}
     constants: dict[str, Tensor] = {}
-    sizes.assume_nothing()
     with (
         products(generates),
         config.patch({**settings, **options}),
