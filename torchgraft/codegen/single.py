@@ -145,9 +145,8 @@ def _attends(*names: str) -> Callable[..., Node | None]:
 def _slot(
     write: _Writer, old: Node, indices: Any, new: Node, accumulate: bool = False
 ) -> Node | None:
-    """`index_put` at one place of one dimension: each element is the old or the new one, held: who
-    reads it would otherwise choose again, and of caches that are one tensor each lies elsewhere in
-    it, so each reader would be a kernel of its own to compile."""
+    """`index_put` at one place of one dimension: each element is the old or the new one, which
+    fuses with what reads it where a scatter does not."""
     named = [dim for dim, index in enumerate(indices) if index is not None]
     before, after = old.meta["val"], new.meta["val"]
     if accumulate or len(named) != 1 or after.ndim != before.ndim:
@@ -161,7 +160,7 @@ def _slot(
     at = write(aten.index.Tensor, places, [index])  # counts from the end, and checks
     shape = [-1 if i == dim else 1 for i in range(before.ndim)]
     hit = write(aten.reshape.default, write(aten.eq.Tensor, places, at), shape)
-    return write.held(write(aten.where.self, hit, new, old))
+    return write(aten.where.self, hit, new, old)
 
 
 _WAYS: dict[Any, Callable[..., Node | None]] = {
