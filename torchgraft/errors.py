@@ -373,23 +373,16 @@ class NoKernel(GraftError):
     """An op was run on a device that it has no kernel for."""
 
     def __init__(
-        self,
-        op: str,
-        where: str,
-        device: str,
-        has: Iterable[str],
-        arguments: str,
-        schema: str = "",
+        self, schema: str, where: str, device: str, has: Iterable[str], arguments: str
     ) -> None:
-        self.op, self.where, self.device, self.has = op, where, device, tuple(has)
+        self.op = op = schema.partition("(")[0]
+        self.where, self.device, self.has = where, device, tuple(has)
         others = f"; it has one for {', '.join(self.has)}" if self.has else ""
-        name = op.rpartition("::")[2]
-        space = op.partition("::")[0]
+        space, _, name = op.partition("::")
         key = device.upper() if device in ("cpu", "cuda") else "PrivateUse1"
         super().__init__(
             f"{op} ({where}) has no kernel for {device}{others}.\n"
-            f"Write one in Python:\n"
-            f"  @graft.op({(schema or op)!r})\n"
+            f"Write one in Python:\n  @graft.op({schema!r})\n"
             f"  def {name}({arguments}): ...\n"
             f"or in C++: TORCH_LIBRARY_IMPL({space}, {key}, m) "
             f'{{ m.impl("{name}", &kernel); }}'

@@ -195,9 +195,7 @@ def stand_in(
         if any(_torch.is_fake(x) or x.is_meta for x in tensors):
             raise NoShapes(op, where, arguments)
         device = tensors[0].device.type if tensors else "cpu"
-        found = registered(op)
-        schema = "" if found is None else str(found)
-        raise NoKernel(op, where, device, devices_of(op), arguments, schema)
+        raise NoKernel(str(registered(op) or op), where, device, devices_of(op), arguments)
 
     return run
 
