@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import torchgraft as graft
-from torchgraft.codegen import attention
+from torchgraft.codegen import attention, own
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         found.append(original(gm))
         return found[-1]
 
-    monkeypatch.setattr(attention, "_is_ahead", lambda: True)
+    monkeypatch.setattr(own, "is_ahead", lambda: True)
     monkeypatch.setattr(attention, "as_code", told)
     return found
 

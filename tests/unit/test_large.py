@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import torchgraft as graft
-from torchgraft.codegen import large
+from torchgraft.codegen import large, own
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(calls))
         return bool(calls)
 
-    monkeypatch.setattr(large, "_is_ahead", lambda: True)
+    monkeypatch.setattr(own, "is_ahead", lambda: True)
     monkeypatch.setattr(large, "as_code", told)
     monkeypatch.setattr(large, "LEAST", 1e4)
     return found

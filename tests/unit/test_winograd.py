@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import torchgraft as graft
 from torchgraft._torch import together, written
-from torchgraft.codegen import winograd
+from torchgraft.codegen import own, winograd
 from torchgraft.fx import returned
 
 FEWEST = winograd._fewest
@@ -32,7 +32,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(calls))
         return bool(calls)
 
-    monkeypatch.setattr(winograd, "_is_ahead", lambda: True)
+    monkeypatch.setattr(own, "is_ahead", lambda: True)
     monkeypatch.setattr(winograd, "_fewest", lambda threads: 8)
     monkeypatch.setattr(winograd, "as_code", told)
     return found

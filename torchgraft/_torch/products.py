@@ -14,7 +14,7 @@ DEPTH, BLOCK = 768, 128
 """How much of a row, and how many rows, are used while a cache holds them: less deep, and sums are
 loaded and stored more often."""
 
-_PARTS = """
+PRODUCT = """
 using Vec = at::vec::Vectorized<float>;
 constexpr int64_t LANES = Vec::size();
 
@@ -97,4 +97,4 @@ def _write(inputs: Sequence[Tensor], out: Tensor, threads: int) -> Source:
     }  # fmt: skip
     if rows % ROWS:
         values["rest"] = _REST.format(**values)
-    return Source(_PARTS, _BODY.format(**values))
+    return Source(PRODUCT, _BODY.format(**values))

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from torchgraft._torch.products import PRODUCT
 from torchgraft._torch.written import Source, Tensor, buffer, lower
 
 ROWS = 8
@@ -20,9 +21,6 @@ PANEL, LEAST = 32, 16
 """Channels whose weights lie together, two vectors, and how many may be left of them: one."""
 
 _PARTS = """
-using Vec = at::vec::Vectorized<float>;
-constexpr int64_t LANES = Vec::size();
-
 struct Shape {
     int64_t outs, depth, high, wide, rows, columns, pad_y, pad_x;  // of outputs, inputs, padding
     int64_t x_image, x_row, x_pixel, y_image, y_row, y_pixel, o_image, o_row, o_pixel;  // strides
@@ -36,24 +34,6 @@ struct Block {
     float *data, *sums;
     int64_t step, data_plane, sums_plane;
 };
-
-// out[ROWS][WIDTH] = a[ROWS][depth] * b[depth][WIDTH]
-template <int ROWS, int WIDTH>
-inline void product(const float* __restrict__ a, int64_t lda, const float* __restrict__ b,
-                    int64_t depth, float* __restrict__ out) {
-    constexpr int COLS = WIDTH / LANES;
-    Vec sums[ROWS * COLS], row[COLS], one;
-    c10::ForcedUnroll<ROWS * COLS>{}([&](auto i) { sums[i] = Vec(0.0f); });
-    for (int64_t k = 0; k < depth; ++k) {
-        c10::ForcedUnroll<ROWS * COLS>{}([&](auto i) {
-            constexpr int r = i / COLS, c = i % COLS;
-            if constexpr (r == 0) row[c] = Vec::loadu(b + (k * COLS + c) * LANES);
-            if constexpr (c == 0) one = Vec(a[r * lda + k]);
-            sums[i] = at::vec::fmadd(one, row[c], sums[i]);
-        });
-    }
-    c10::ForcedUnroll<ROWS * COLS>{}([&](auto i) { sums[i].store(out + i * LANES); });
-}
 
 // One tile of B'dB, where `load(y, x, c)` gives channels from c on of a pixel.
 template <typename Load>
@@ -137,10 +117,12 @@ inline void panel(const Shape& s, const Block& b, const float* weight, const flo
         float* sums = b.sums + i * b.sums_plane;
         int64_t t = 0;
         for (; t + ROWS <= b.count; t += ROWS)
-            product<ROWS, WIDTH>(data + t * b.step, b.step, weight, s.depth, sums + t * WIDTH);
+            product<ROWS, WIDTH>(data + t * b.step, b.step, weight, s.depth, nullptr, 0,
+                                 sums + t * WIDTH, WIDTH);
         if constexpr (REST > 0)
             if (t < b.count)
-                product<REST, WIDTH>(data + t * b.step, b.step, weight, s.depth, sums + t * WIDTH);
+                product<REST, WIDTH>(data + t * b.step, b.step, weight, s.depth, nullptr, 0,
+                                     sums + t * WIDTH, WIDTH);
     }
     scatter<WIDTH, RELU>(s, b, bias, other, out);
 }
@@ -242,7 +224,7 @@ def _write(
         parallel=f"#pragma omp parallel num_threads({threads})" if threads > 1 else "",
         shared="#pragma omp for" if threads > 1 else "",
     )  # fmt: skip
-    return Source(_PARTS, body)
+    return Source(PRODUCT + _PARTS, body)
 
 
 def tiles_of(rows: int, columns: int) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from torchgraft._torch import attention, generator
+from torchgraft._torch import attention
 from torchgraft.codegen import own
 
 aten = torch.ops.aten
@@ -27,7 +27,7 @@ MOST_KEYS = 4096
 def as_code(gm: GraphModule) -> bool:
     """Let code be generated for attention without masks; whether there is any. `gm` is one that
     Inductor's decompositions have been through."""
-    if not _is_ahead():
+    if not own.is_ahead():
         return False
     found = gm.graph.find_nodes(
         op="call_function", target=aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -36,10 +36,6 @@ def as_code(gm: GraphModule) -> bool:
     for node in chosen:
         _replace(node, *node.args, **node.kwargs)
     return bool(chosen)
-
-
-def _is_ahead() -> bool:
-    return generator.is_amd() and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _fits(

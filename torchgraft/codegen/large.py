@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from torchgraft._torch import generator
 from torchgraft._torch import products as code
 from torchgraft.codegen import own
 from torchgraft.fx import meta
@@ -32,7 +31,7 @@ than 40 were not measured."""
 def as_code(gm: GraphModule, mode: Any) -> bool:
     """Replace large products with constant weights; whether there are any. `mode` is the fake mode
     of the graph's values."""
-    if not _is_ahead():
+    if not own.is_ahead():
         return False
     found = [
         *gm.graph.find_nodes(op="call_function", target=aten.addmm.default),
@@ -43,10 +42,6 @@ def as_code(gm: GraphModule, mode: Any) -> bool:
     for node in chosen:
         _replace(gm, node)
     return bool(chosen)
-
-
-def _is_ahead() -> bool:
-    return generator.is_amd() and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _fits(node: Node) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from torchgraft._torch import generator
+
 
 def declared(schema: str, plain: Callable[..., Any], **kernels: Callable[..., Any]) -> Any:
     """The operator `torchgraft::` of a schema, `plain` torch for every device without a kernel of
@@ -19,3 +21,8 @@ def declared(schema: str, plain: Callable[..., Any], **kernels: Callable[..., An
     op: Any = getattr(torch.ops.torchgraft, name).default
     op.library = library
     return op
+
+
+def is_ahead() -> bool:
+    """Whether loops of ours were measured on this kind of processor, and beat a library there."""
+    return generator.is_amd() and torch.backends.cpu.get_cpu_capability() == "AVX512"

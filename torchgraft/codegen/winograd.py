@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from torchgraft._torch import generator
 from torchgraft._torch import winograd as code
 from torchgraft.codegen import own
 from torchgraft.fx import meta
@@ -30,7 +29,7 @@ SHARE = 24
 def as_code(gm: GraphModule, mode: Any) -> bool:
     """Replace 3 x 3 convolutions with constant weights on CPU; whether there are any. What follows
     one is part of it: constant normalisation, a sum, relu. `mode` is the fake mode of the graph."""
-    if not _is_ahead():
+    if not own.is_ahead():
         return False
     found = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
     chosen = [node for node in found if _fits(*node.args, out=node.meta["val"])]
@@ -38,10 +37,6 @@ def as_code(gm: GraphModule, mode: Any) -> bool:
     for node in chosen:
         _Convolution(gm, node).replace()
     return bool(chosen)
-
-
-def _is_ahead() -> bool:
-    return generator.is_amd() and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _fits(
