@@ -336,11 +336,11 @@ def graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:
     return _LazyGraphModule(root, graph)
 
 
-def lazily() -> contextlib.AbstractContextManager[None]:
+def lazily(on: bool = True) -> contextlib.AbstractContextManager[None]:
     """Make `graph_module`s only, whoever makes them."""
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
-    return _use_lazy_graph_module(True)
+    return _use_lazy_graph_module(on)
 
 
 def retrace(

@@ -116,14 +116,13 @@ def capture(
 def _uncollected() -> Iterator[None]:
     """No search for garbage meanwhile: a trace makes objects that stay, as many as set off several
     searches, and each walks through everything that the process has imported."""
-    if not gc.isenabled():
-        yield
-        return
+    searched = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if searched:
+            gc.enable()
 
 
 class _Function(torch.nn.Module):
@@ -166,7 +165,8 @@ def _export(module: torch.nn.Module, declared: Declared) -> ExportedProgram:
     def export(strict: bool) -> ExportedProgram:
         if strict:
             import torchgraft.comm.trace  # noqa: F401 (what broadcast, send and recv mean)
-        with torch.no_grad(), warnings.catch_warnings():
+        # Put off, what Dynamo traces would keep torch's own `broadcast` (torch 2.13).
+        with torch.no_grad(), warnings.catch_warnings(), _torch.lazily(not strict):
             warnings.simplefilter("ignore")
             return torch.export.export(
                 module,
