@@ -655,7 +655,8 @@ def test_every_gear_is_compiled(ascend: Path) -> None:
             x = torch.ones(size)
             torchair.inference.set_dim_gears(x, {0: gears})
             assert model(x)[-1] == 3 * size
-        assert torch._dynamo.config.recompile_limit == 8, "the limit of other functions stays"
+        if torch.__version__ >= (2, 13):  # before, there is one limit for all functions
+            assert torch._dynamo.config.recompile_limit == 8, "the limit of other functions stays"
 
 
 def test_gears_of_several_dims_are_pairs_or_products(ascend: Path) -> None:
