@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -170,6 +171,14 @@ class Compiled:
             self._link([self.build(c.gm, c) for c in captures])
             for source, program in zip(captures, self._programs, strict=True):
                 _keep(source, program, {n: w.origin.tensor for n, w in source.weights.items()})
+            self._say()
+
+    def _say(self) -> None:
+        """Warn of declared sizes that calls will be refused for."""
+        for i, program in enumerate(self._programs):
+            for said in self.signature(i).excluded():
+                program.report.notes.append(said)
+                warnings.warn(f"torchgraft: {self.name}: {said}", stacklevel=2)
 
     def build(self, gm: GraphModule, source: Capture, linker: type[Linker] = Linker) -> Program:
         """Compile a graph that was captured."""

@@ -59,6 +59,7 @@ class TypeSpec:
 
 
 Spec = TensorSpec | ConstSpec | TypeSpec
+_FIX = "Declare such a size as a gear, or change the line that assumes it."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +101,24 @@ class Signature:
                     "sizes",
                     f"sizes with {self.named(condition)} (assumed at {line})",
                     ", ".join(sizes),
-                    "Declare such a size as a gear, or change the line that assumes it.",
+                    _FIX,
                 )
         return None
+
+    def excluded(self) -> list[str]:
+        """The ends of declared ranges that calls are refused for: what compiling assumed fails
+        there."""
+        found: dict[str, str] = {}
+        for condition, line in self.guards:
+            names = [str(symbol) for symbol in condition.free_symbols]
+            for end in self.ranges[names[0]] if len(names) == 1 else ():
+                if end is not None and not _torch.evaluate(condition, ((names[0], end),)):
+                    why = f"compiling assumed {self.named(condition)} at {line}"
+                    found.setdefault(f"{self.named(names[0])} = {end}", why)
+        return [
+            f"calls with {size}, which was declared, will be refused: {why}. {_FIX}"
+            for size, why in found.items()
+        ]
 
     @property
     def written(self) -> tuple[int, ...]:

@@ -124,3 +124,24 @@ def test_other_paths_are_the_same_things(ascend: Path) -> None:
         from torch_npu.optim import NpuFusedLamb  # noqa: F401
     with pytest.raises(ModuleNotFoundError):
         import torch_npu.no_such_thing
+
+
+def test_what_names_no_device_or_stream_is_refused(ascend: Path) -> None:
+    npu = torch.npu  # type: ignore[attr-defined]
+    npu.set_device(3)  # a CPU stands for every NPU: each rank of a job has its own
+    assert torch.ones(1, device="npu:3").to("npu:7").device.type == "cpu"
+    for name in ("npu:x", "npu:-1", "npu:"):
+        for use in (torch.device, npu.set_device, npu.Stream, torch.ones(1).to):
+            with pytest.raises(RuntimeError, match=f"Invalid device string: '{name}'"):
+                use(name)
+    for use in (npu.set_device, npu.device, npu.Stream):
+        with pytest.raises(ValueError, match="Expected an npu device, but got: cuda:0"):
+            use("cuda:0")
+        for odd in (True, 1.5):
+            with pytest.raises(TypeError):
+                use(odd)
+    with pytest.raises(TypeError, match=r"expected a torch.npu.Stream, got 3"), npu.stream(3):
+        pass
+    with pytest.raises(TypeError, match=r"expected a torch.npu.Stream, got 3"):
+        npu.set_stream(3)
+    assert npu.current_stream() is npu.default_stream()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -335,3 +336,21 @@ def test_an_exported_program_that_is_channels_last_and_dynamic() -> None:
     compiled = graft.compile(exported)
     for x in (torch.randn(3, 3, 5, 5), last(torch.randn(5, 3, 5, 5))):
         torch.testing.assert_close(compiled(x), model(x).detach())
+
+
+def test_a_declared_size_that_will_be_refused_is_told_when_compiling() -> None:
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+    spec = graft.Input(min_shape=(1, 5, 16), max_shape=(8, 5, 16))
+    said = r"calls with src.shape\[0\] = 1, which was declared, will be refused: compiling assumed "
+    with pytest.warns(UserWarning, match=said + r"Ne\(src.shape\[0\], 1\) at .*as a gear"):
+        compiled = graft.compile(layer, (spec,), mode="eager")
+    assert [n for n in compiled.report.notes if n.startswith("calls with src.shape[0] = 1")]
+    x = torch.randn(8, 5, 16)
+    torch.testing.assert_close(compiled(x), layer(x))
+    with pytest.raises(InputMismatch, match=r"got src.shape\[0\] = 1"):
+        compiled(x[:1])
+    gears = graft.Input(gears=[(1, 5, 16), (8, 5, 16)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        both = graft.compile(layer, (gears,), mode="eager")
+    torch.testing.assert_close(both(x[:1]), layer(x[:1]))

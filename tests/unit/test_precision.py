@@ -178,3 +178,16 @@ def test_a_rewrite_that_gives_integers_means_it(name: str | None) -> None:
     whole, other = compiled(fn, x, precision=name, patterns=(quantize,))(x)
     assert (whole.dtype, whole.tolist()) == (torch.int8, [4, -10, 127])
     assert other.dtype == torch.float32  # what nothing has changed keeps its type
+
+
+def test_a_size_that_data_tells_keeps_its_name() -> None:
+    def fn(boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        keep = scores > 0.5
+        kept, best = boxes[keep], torch.masked_select(scores, keep)
+        return kept * 2, best, kept[torch.argsort(best)][:3]
+
+    boxes, scores = torch.rand(9, 4), torch.arange(9) / 8
+    program = compiled(fn, boxes, scores, precision="float16")
+    for given in (scores, scores.flip(0), scores * 0):
+        for made, wanted in zip(program(boxes, given), fn(boxes, given), strict=True):
+            torch.testing.assert_close(made, wanted, atol=2e-3, rtol=2e-3)

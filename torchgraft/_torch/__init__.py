@@ -157,11 +157,16 @@ def symbols_of(value: Any) -> set[Any]:
     return set(free_symbols(value)) if isinstance(value, (Tensor, *SYMBOLIC)) else set()
 
 
-def has_unbacked(value: Any) -> bool:
-    """Whether a size depends on data (`nonzero`, `item`), so that it is known only when run."""
+def unbacked(value: Any) -> set[Any]:
+    """The symbols of sizes in a value that only data tells."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-    return isinstance(value, (Tensor, *SYMBOLIC)) and bool(free_unbacked_symbols(value))
+    return set(free_unbacked_symbols(value)) if isinstance(value, (Tensor, *SYMBOLIC)) else set()
+
+
+def has_unbacked(value: Any) -> bool:
+    """Whether a size depends on data (`nonzero`, `item`), so that it is known only when run."""
+    return bool(unbacked(value))
 
 
 def hint(number: Any) -> Any:

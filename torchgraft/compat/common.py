@@ -65,6 +65,12 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.float16, torch.bfloat16, torch.float32]
 
 
+def check_stream(stream: Any, kind: type) -> None:
+    """Refuse what is no stream: a number, say, of which later calls would know nothing."""
+    if not isinstance(stream, kind):
+        raise TypeError(f"expected a torch.npu.Stream, got {stream!r}")
+
+
 # --- Accepted, without effect ---
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import os
@@ -70,7 +71,7 @@ def _device(kind: str, type: Any = None, index: int | None = None, **kwargs: Any
     """`torch.device(...)`, for which `npu` and, on a CPU, a number are the device that stands
     for the NPU."""
     named = type if type is not None else kwargs.get("device")
-    if kind == "cpu" and isinstance(named, int):
+    if kind == "cpu" and builtins.type(named) is int:
         return torch.device("cpu")
     where = mapped(named, kind)
     if where is named:
@@ -80,9 +81,12 @@ def _device(kind: str, type: Any = None, index: int | None = None, **kwargs: Any
 
 
 def mapped(arg: Any, kind: str) -> Any:
-    """An argument as it is, or the device that stands for an NPU it names."""
+    """An argument as it is, or the device that stands for an NPU it names. On a CPU any number
+    names one: each rank of a job has its own."""
     if isinstance(arg, str) and (arg == "npu" or arg.startswith("npu:")):
-        _, _, index = arg.partition(":")
+        _, colon, index = arg.partition(":")
+        if colon and not index.isdigit():
+            raise RuntimeError(f"Invalid device string: '{arg}'")  # as torch says it
         return torch.device(f"{kind}:{index}" if index and kind != "cpu" else kind)
     if isinstance(arg, str) and arg.startswith("torch.npu."):  # of `x.type("torch.npu.LongTensor")`
         return arg.replace("npu.", "" if kind == "cpu" else "cuda.", 1)

@@ -27,10 +27,20 @@ def _fresh() -> str:
     return f"npu_stream_{next(_NUMBERS)}"
 
 
+def _check(device: Any) -> None:
+    """Refuse what names no NPU. A CPU stands for every number: each rank of a job has its own."""
+    if device is None or type(device) is int:
+        return
+    where = torch.device(device)  # of an NPU, that is the CPU already
+    if where.type != "cpu":
+        raise ValueError(f"Expected an npu device, but got: {where}")
+
+
 class Stream:
     """A stream of the host: its work is done when the call returns."""
 
     def __init__(self, device: Any = None, priority: int = 0, label: str | None = None) -> None:
+        _check(device)
         self.device, self.priority = torch.device("cpu"), priority
         self.label = label or _fresh()
         self._entered: list[contextlib.AbstractContextManager[None]] = []
@@ -136,9 +146,12 @@ def default_stream(device: Any = None) -> Stream:
     return _DEFAULT
 
 
-def set_stream(stream: Stream) -> None:
+def set_stream(stream: Stream | None) -> None:
+    """Let calls go to the stream; with None, nothing changes."""
     global _current
-    _current = stream
+    if stream is not None:
+        common.check_stream(stream, Stream)
+        _current = stream
 
 
 def synchronize(device: Any = None) -> None:
@@ -155,6 +168,7 @@ def current_device() -> int:
 
 def set_device(device: Any) -> None:
     """Choose the device. A CPU stands for every NPU there is."""
+    _check(device)
 
 
 def get_device_name(device: Any = None) -> str:
@@ -192,6 +206,7 @@ class device(contextlib.nullcontext[None]):
 
     def __init__(self, device: Any) -> None:
         super().__init__()
+        _check(device)
 
 
 class device_of(contextlib.nullcontext[None]):

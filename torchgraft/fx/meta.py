@@ -132,8 +132,10 @@ def refresh(gm: GraphModule, before: Snapshot, name: str) -> int:
         if _same(node, before) and "val" in node.meta and changed.isdisjoint(node.all_input_nodes):
             continue
         old = node.meta.get("val")
+        kept = node in before and before[node][0] is node.target
         try:
-            node.meta["val"] = _recompute(gm, node)
+            made = _recompute(gm, node)
+            node.meta["val"] = _named_as(old, made, node, gm) if kept else made
         except BrokenGraph:
             raise
         except Exception as error:
@@ -142,6 +144,21 @@ def refresh(gm: GraphModule, before: Snapshot, name: str) -> int:
         if not alike(old, node.meta["val"]):
             changed.add(node)
     return count
+
+
+def _named_as(old: Any, made: Any, node: Node, gm: GraphModule) -> Any:
+    """A value anew; a size that its own call finds in data (`nonzero`) keeps its name, which
+    computing it again changes, and by which later nodes and the outputs know it."""
+    if not isinstance(made, Tensor) or not isinstance(old, Tensor) or made.ndim != old.ndim:
+        return made
+    known = set().union(*(_torch.unbacked(n.meta.get("val")) for n in node.all_input_nodes))
+    pairs = list(zip(old.shape, made.shape, strict=True))
+    found = [_torch.has_unbacked(was) and _torch.unbacked(now) - known for was, now in pairs]
+    rest = [pair for pair, is_found in zip(pairs, found, strict=True) if not is_found]
+    if not any(found) or not all(_same_sizes([was], [now]) for was, now in rest):
+        return made
+    with _torch.faking(gm.meta["fake_mode"]):
+        return old.to(made.dtype)
 
 
 def _recompute(gm: GraphModule, node: Node) -> Any:

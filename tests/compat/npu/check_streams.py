@@ -222,3 +222,10 @@ def test_many_threads() -> None:
     for one in threads:
         one.join()
     assert not failed
+
+
+def test_what_is_no_stream_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"expected a torch.npu.Stream, got 3"), torch.npu.stream(3):
+        pass
+    with pytest.raises(TypeError, match=r"expected a torch.npu.Stream, got 3"):
+        torch.npu.set_stream(3)

@@ -184,6 +184,7 @@ def default_stream(device: Where = None) -> Stream:
 def set_stream(stream: torch.Stream | None) -> None:
     """Let calls of this thread go to a stream."""
     if stream is not None:
+        common.check_stream(stream, torch.Stream)
         _accelerator.set_stream(stream)
 
 
@@ -193,6 +194,7 @@ def stream(stream: torch.Stream | None) -> Iterator[torch.Stream | None]:
     if stream is None:
         yield None
         return
+    common.check_stream(stream, torch.Stream)
     outer, before = current_device(), current_stream(stream.device)
     set_stream(stream)
     try:

@@ -35,7 +35,7 @@ void check_shape(const std::vector<int64_t>& shape, int64_t least, const char* w
 // --- Python ---
 
 struct Found {
-  std::string library, prefix, torch;
+  std::string library, prefix, torch, torchgraft;
   std::vector<std::string> path;
 };
 
@@ -67,9 +67,11 @@ names = [v("INSTSONAME"), v("LDLIBRARY")]
 folders = [v("LIBDIR"), v("LIBPL"), os.path.join(sys.base_prefix, "lib"), "/usr/lib/x86_64-linux-gnu"]
 paths = [os.path.join(f, n) for f in folders for n in names if f and n and ".so" in n]
 found = next(filter(os.path.exists, paths), "")
-torch = importlib.util.find_spec("torch")
+def folder(name):
+  spec = importlib.util.find_spec(name)
+  return os.path.dirname(spec.origin) if spec and spec.origin else ""
 print(json.dumps({"library": found, "prefix": sys.base_prefix, "path": [p for p in sys.path if p],
-  "torch": os.path.dirname(torch.origin) if torch else ""}))' 2>/dev/null)";
+  "torch": folder("torch"), "torchgraft": folder("torchgraft")}))' 2>/dev/null)";
   std::string said;
   if (FILE* pipe = popen(ask.c_str(), "r")) {
     char part[4096];
@@ -80,7 +82,9 @@ print(json.dumps({"library": found, "prefix": sys.base_prefix, "path": [p for p 
   const std::string fix = " Set TORCHGRAFT_PYTHON to the python that has torchgraft installed.";
   if (!answer.is_object())
     throw std::runtime_error("compiling needs a Python, and '" + python + "' does not run." + fix);
-  Found found{answer.at("library"), answer.at("prefix"), answer.at("torch"), answer.at("path")};
+  Found found{
+      answer.at("library"), answer.at("prefix"), answer.at("torch"), answer.at("torchgraft"),
+      answer.at("path")};
   if (found.library.empty())
     throw std::runtime_error(
         "compiling needs a Python with a shared library (libpython), and '" + python +
@@ -93,6 +97,10 @@ print(json.dumps({"library": found, "prefix": sys.base_prefix, "path": [p for p 
     throw std::runtime_error(
         "this program runs with the torch of " + own.string() + ", and '" + python + "' has that of " +
         found.torch + ": one process cannot hold both." + fix);
+  if (found.torchgraft.empty())
+    throw std::runtime_error("compiling needs torchgraft in '" + python + "', which has none." + fix);
+  // An editable install is found by a hook of that Python, which is not in this process.
+  found.path.push_back(std::filesystem::path(found.torchgraft).parent_path().string());
   return found;
 }
 
@@ -149,6 +157,9 @@ Python& python() {
   auto started = std::make_unique<Python>(handle);
   const char* before = getenv("PYTHONHOME");
   if (!before) setenv("PYTHONHOME", found.prefix.c_str(), 1);
+  // torch reads its own files in the locale's encoding, and a Python that is embedded does not, as
+  // `python3` does, take C (no LANG, as in a container) for UTF-8. Python 3.15 always means UTF-8.
+  if (void* utf8 = dlsym(handle, "Py_UTF8Mode")) *static_cast<int*>(utf8) = 1;
   started->initialize(0);  // 0: signals stay this program's
   if (!before) unsetenv("PYTHONHOME");
   started->save_thread();

@@ -94,6 +94,13 @@ Tree parse_tree(const json& data, int depth = 0) {
   bad("not a structure of arguments: " + brief(data));
 }
 
+bool uses(const Size& size, int64_t symbol) {
+  if (size.kind == Size::kSymbol) return size.symbol == symbol;
+  for (const Size& arg : size.args)
+    if (uses(arg, symbol)) return true;
+  return false;
+}
+
 bool overlap(const at::Tensor& one, const at::Tensor& two) {
   if (one.numel() == 0 || two.numel() == 0) return false;
   if (one.is_same(two) || one.dtype() != two.dtype()) return true;
@@ -303,7 +310,8 @@ std::optional<Misfit> Signature::misfit(const std::vector<at::Tensor>& given) co
         Size symbol;
         symbol.kind = Size::kSymbol;
         symbol.symbol = static_cast<int64_t>(i);
-        sizes += (i ? ", " : "") + show(symbol) + " = " + std::to_string(known[i]);
+        if (!uses(condition, symbol.symbol)) continue;
+        sizes += (sizes.empty() ? "" : ", ") + show(symbol) + " = " + std::to_string(known[i]);
       }
       return Misfit{"sizes", "sizes with " + show(condition) + " (assumed at " + line + ")",
                       sizes, "Declare such a size as a gear, or change the line that assumes it."};
