@@ -171,13 +171,18 @@ class Compiled:
             self._link([self.build(c.gm, c) for c in captures])
             for source, program in zip(captures, self._programs, strict=True):
                 _keep(source, program, {n: w.origin.tensor for n, w in source.weights.items()})
-            self._say()
+            self.note_excluded(self._programs)
+            self.warn_excluded()
 
-    def _say(self) -> None:
-        """Warn of declared sizes that calls will be refused for."""
-        for i, program in enumerate(self._programs):
+    def note_excluded(self, programs: Sequence[Program]) -> None:
+        """Let the reports tell of declared sizes that calls will be refused for."""
+        for i, program in enumerate(programs):
+            program.report.notes += self.signature(i).excluded()
+
+    def warn_excluded(self) -> None:
+        """Warn of such sizes, once it is compiled."""
+        for i in range(len(self._sources)):
             for said in self.signature(i).excluded():
-                program.report.notes.append(said)
                 warnings.warn(f"torchgraft: {self.name}: {said}", stacklevel=2)
 
     def build(self, gm: GraphModule, source: Capture, linker: type[Linker] = Linker) -> Program:

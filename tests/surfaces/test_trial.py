@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -338,12 +339,16 @@ def test_an_exported_program_that_is_channels_last_and_dynamic() -> None:
         torch.testing.assert_close(compiled(x), model(x).detach())
 
 
-def test_a_declared_size_that_will_be_refused_is_told_when_compiling() -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_declared_size_that_will_be_refused_is_told_when_compiling(
+    packed: bool, tmp_path: Path
+) -> None:
     layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
     spec = graft.Input(min_shape=(1, 5, 16), max_shape=(8, 5, 16))
     said = r"calls with src.shape\[0\] = 1, which was declared, will be refused: compiling assumed "
+    cache = tmp_path if packed else None
     with pytest.warns(UserWarning, match=said + r"Ne\(src.shape\[0\], 1\) at .*as a gear"):
-        compiled = graft.compile(layer, (spec,), mode="eager")
+        compiled = graft.compile(layer, (spec,), mode="eager", cache_dir=cache)
     assert [n for n in compiled.report.notes if n.startswith("calls with src.shape[0] = 1")]
     x = torch.randn(8, 5, 16)
     torch.testing.assert_close(compiled(x), layer(x))

@@ -66,7 +66,9 @@ def ahead(
 ) -> tuple[Compiled, Package]:
     """A program that is compiled as a package alone, not for this process; it cannot be called."""
     compiled = Compiled(name, front_end, captures, config, link=False)
-    return compiled, pack(compiled, weights_of(captures))
+    package = pack(compiled, weights_of(captures))
+    compiled.warn_excluded()
+    return compiled, package
 
 
 def weights_of(captures: Sequence[Capture]) -> dict[str, Tensor]:
@@ -109,6 +111,7 @@ def pack(compiled: Compiled, weights: Mapping[str, Tensor]) -> Package:
         for gm, source in compiled.fresh(held):
             gm.meta |= {"prepare": prepare, "folder": folder, "borrowed": frozenset()}
             programs.append(compiled.build(gm, source, LibraryLinker))
+        compiled.note_excluded(programs)
         writer = _Writer(prepare)
         gears = [
             {
