@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import gc
 import inspect
 import operator
 import re
@@ -104,25 +103,12 @@ def capture(
         module = _interpreted(module)
     # A dynamic size, or one computed from it (`x[1:]`), may be 0 or 1; do not assume it is not.
     dynamic = any(low != high for r in declared.ranges if r for low, high in r)
-    with _torch.compiling(), _torch.size_oblivious(dynamic), _torch.lazily(), _uncollected():
+    with _torch.compiling(), _torch.size_oblivious(dynamic), _torch.lazily():
         exported = _export(module, declared)
         captured = from_exported(exported, freeze=freeze, declared=declared, keep=keep, own=own)
     captured.gm.meta["dynamic"] = dynamic
     _check_squeezes(captured.gm)
     return captured
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """No search for garbage meanwhile: a trace makes objects that stay, as many as set off several
-    searches, and each walks through everything that the process has imported."""
-    searched = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if searched:
-            gc.enable()
 
 
 class _Function(torch.nn.Module):
