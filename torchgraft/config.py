@@ -208,6 +208,11 @@ class Config:
         plain = {name: dict(fields[name]) for name in ("inductor", "decompositions")}
         return Config.of, ({**fields, **plain},)
 
+    @property
+    def captures(self) -> bool:
+        """Whether a program on CUDA becomes one CUDA graph."""
+        return self.mode in ("reduce-overhead", "max-autotune")
+
     def replace(self, **changes: Any) -> Config:
         """A copy with some fields changed; an unknown field raises and suggests the nearest."""
         return Config.of({**{f: getattr(self, f) for f in FIELDS}, **changes})

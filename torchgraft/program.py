@@ -132,7 +132,7 @@ def captured(
 ) -> _torch.Flat:
     """The program as one CUDA graph, where its mode asks for that and no `why` is against it."""
     report = program.report
-    if config.mode not in ("reduce-overhead", "max-autotune") or report.device != "cuda":
+    if not config.captures or report.device != "cuda":
         return program.run
     from torchgraft.native import executor
 

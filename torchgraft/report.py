@@ -54,6 +54,7 @@ KINDS = (
     "custom operator",  # launched as its own kernel
     "collective",  # done by torch.distributed
     "copy",  # made so that nobody writes what another reads
+    "part",  # of an input: an address, and nothing is launched for it
     "control flow",  # its branches are compiled, each as a program of its own
     "mode",  # mode "eager"
     "unsupported",  # the generator does not take it

@@ -23,6 +23,8 @@ from torchgraft.config import Config
 from torchgraft.fx import mark, names
 from torchgraft.report import Report
 
+aten = torch.ops.aten
+
 
 def decide(
     gm: GraphModule, config: Config, report: Report, known: Mapping[Node, Place]
@@ -42,6 +44,8 @@ def decide(
         else:
             places[node] = known.get(node) or _place(node, config, forced, machine)
     report.notes += forced.unused(calls, report.front_end)
+    if config.captures and report.device == "cuda":
+        _part(calls, places)
     _link(calls, places)
     if spread.wanted(config, report.device) and not any("piece" in node.meta for node in calls):
         found = spread.spread(
@@ -133,6 +137,23 @@ def _is_module(wish: str, path: str, kind: str) -> bool:
     if kind.startswith("?.") and wish.endswith(kind[1:]):  # where it is defined was forgotten
         return True
     return any(re.fullmatch(wish, text) for text in (path, kind) if text)
+
+
+def _part(calls: Sequence[Node], places: dict[Node, Place]) -> None:
+    """Take the parts of an input apart before its regions, such as each layer's of one cache.
+
+    Inside a region a part is a place that is written into the kernels which read it, so that those
+    of each layer are others to compile; outside it is an address. A captured graph has no call for
+    it. An input that is written stays whole: the generator must see what a write is to.
+    """
+    parts = collections.defaultdict[Node, list[Node]](list)
+    for node in calls:
+        source = node.args[0] if node.target is aten.select.int else None
+        if isinstance(source, Node) and source.op == "placeholder" and places[node].runs == GENERATED:
+            parts[source].append(node)
+    for source, found in parts.items():
+        if len(found) > 1 and not any(user.target is aten.copy_.default for user in source.users):
+            places |= dict.fromkeys(found, Place(KERNEL, "an address in an input", "part"))
 
 
 def _crosses(value: object) -> bool:

@@ -52,7 +52,7 @@ class Spread:
 def wanted(config: Config, device: str) -> bool:
     """Whether the compiler places this program's nodes on streams."""
     if config.streams is None:
-        return device in NOMINAL and config.mode in ("reduce-overhead", "max-autotune")
+        return device in NOMINAL and config.captures
     return config.streams == "auto" and device in NOMINAL
 
 
