@@ -80,6 +80,74 @@ def test_one_row_calls_no_library() -> None:
     assert all(name.startswith(("triton_", "Mem")) for name in kernels), kernels
 
 
+def launched(compiled: Any, *args: Tensor) -> list[str]:
+    """What a call runs on the device."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        compiled(*args)
+        torch.cuda.synchronize()
+    return [event.name for event in seen.events() if event.device_type.name == "CUDA"]
+
+
+def is_copy(name: str) -> bool:
+    return name.lower().startswith("mem")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_small_layers_of_one_row_are_one_kernel(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 64, bias=False), nn.GELU(), nn.Linear(64, 7),
+        nn.SiLU(), nn.Linear(7, 16), nn.GELU(approximate="tanh"), nn.Linear(16, 100), nn.Tanh(),
+    ).to("cuda", dtype)  # fmt: skip
+    exact = copy.deepcopy(model).double()
+    x = torch.randn(1, 24, device="cuda", dtype=dtype)
+    compiled = graft.compile(model, (x,), mode="reduce-overhead")
+    for _ in range(3):
+        x = torch.randn_like(x)
+        torch.testing.assert_close(compiled(x), exact(x.double()).to(dtype))
+    assert [name for name in launched(compiled, x) if not is_copy(name)] == ["layers"]
+
+
+def test_generated_kernels_use_the_callers_memory(executor: str) -> None:
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return (x.sin() + y).softmax(-1), y * 2
+
+    memory = torch.randn(2, 65, device="cuda")
+    x, y = memory[0, :64], torch.randn(64, device="cuda")
+    compiled = graft.compile(fn, (x, y), mode="reduce-overhead")
+    kept = []
+    # Elsewhere; where generated code cannot read many numbers at a time; and back again.
+    for given in (x, x.clone(), memory[0, 1:], memory[1, 1:], x):
+        result = compiled(given, y)
+        kept.append((result, [one.clone() for one in result]))
+        torch.testing.assert_close(result, fn(given, y))
+        y = torch.randn_like(y)
+    for result, same in kept:
+        torch.testing.assert_close(list(result), same, rtol=0, atol=0)
+    copies = [name for name in launched(compiled, x, y) if is_copy(name)]
+    assert bool(copies) == (executor == "python")
+
+
+def test_memory_that_many_kernels_or_a_library_use_is_copied() -> None:
+    """Among them what was freed before an output came to lie there."""
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64, device="cuda").requires_grad_(False)
+
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        large = (x @ x.t()).softmax(-1)
+        small = large.sum(0).softmax(0)
+        for _ in range(4):
+            small = (small * x.sum(0).softmax(0)).cumsum(0).softmax(0)
+        return small, layer(x), x.amax(0) - y, small.flip(0)
+
+    for _ in range(2):
+        x, y = torch.randn(64, 64, device="cuda"), torch.randn(64, device="cuda")
+        compiled = graft.compile(fn, (x, y), mode="reduce-overhead")
+        for _ in range(3):
+            x, y = torch.randn_like(x), torch.randn_like(y)
+            torch.testing.assert_close(compiled(x, y), fn(x, y), rtol=1e-3, atol=1e-4)
+
+
 def test_a_captured_program_gives_fresh_outputs() -> None:
     model, (x,) = on_gpu("mlp")
     compiled = graft.compile(model, (x,), mode="reduce-overhead")

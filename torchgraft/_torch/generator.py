@@ -179,6 +179,13 @@ def call_channels_last(op: Any) -> None:
     register_lowering(op, type_promotion_kind=None)(lower)
 
 
+def module_of(source: str) -> ModuleType:
+    """Python code as a module with a file, which Triton reads its functions from."""
+    from torch._inductor.codecache import PyCodeCache
+
+    return PyCodeCache.load(source)
+
+
 def laid_out() -> Any:
     """The operator with which Inductor writes a value to memory, in the order of given strides."""
     from torch._inductor import inductor_prims

@@ -149,7 +149,11 @@ def _part(calls: Sequence[Node], places: dict[Node, Place]) -> None:
     parts = collections.defaultdict[Node, list[Node]](list)
     for node in calls:
         source = node.args[0] if node.target is aten.select.int else None
-        if isinstance(source, Node) and source.op == "placeholder" and places[node].runs == GENERATED:
+        if (
+            isinstance(source, Node)
+            and source.op == "placeholder"
+            and places[node].runs == GENERATED
+        ):
             parts[source].append(node)
     for source, found in parts.items():
         if len(found) > 1 and not any(user.target is aten.copy_.default for user in source.users):

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft._torch import generator
-from torchgraft.codegen import attention, convolve, epilogue, large, single, stacks, winograd
+from torchgraft.codegen import attention, chain, convolve, epilogue, large, single, stacks, winograd
 from torchgraft.config import Config
 from torchgraft.fx import meta
 from torchgraft.fx.cost import flops_of, has_formula
@@ -39,6 +39,10 @@ def generate(
     """Code for one region. `gm` is the generator's to change; constants it keeps go through
     `own`, which copies those that belong to the caller. Where the caller has `checked` sizes and
     strides of all inputs, the code need not do so again."""
+    # These are operators in Python, whose calls cost more than they gain unless captured.
+    replayed = is_inference and config.mode == "reduce-overhead"
+    if replayed:
+        chain.as_one(gm, _torch.fake_mode_of(inputs))
     task = prepared(gm, inputs, config, is_inference=is_inference, checked=checked)
     return generator.compile_graph(
         task.gm,
@@ -51,8 +55,7 @@ def generate(
         onednn=task.onednn,
         generates=task.generates,
         many_rows=task.many_rows,
-        # The operator is a call of Python's, which costs more than it gains unless captured.
-        finish=epilogue.join_convolutions if config.mode == "reduce-overhead" else None,
+        finish=epilogue.join_convolutions if replayed else None,
     )
 
 

@@ -34,6 +34,8 @@ namespace torchgraft {
 namespace {
 
 constexpr size_t kMostShapes = 16;  // captured shapes of one program; the least recently used one goes
+constexpr size_t kFew = 2;  // kernels that are told where an input lies, rather than that it is copied
+constexpr uintptr_t kAligned = 16;  // bytes, as generated code may count on
 constexpr int64_t kAhead = 1 << 24;  // bytes of outputs up to which those of the next call are made while this one runs
 
 // A graph of torch's. Its class has members only for some versions of CUDA, so that torch may have made it
@@ -113,18 +115,30 @@ bool same_layout(const at::Tensor& one, const at::Tensor& two) {
          one.strides() == two.strides();
 }
 
+bool is_aligned(const at::Tensor& tensor) {
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAligned == 0;
+}
+
 // The same layout in memory of our own, whatever is between the elements included.
 at::Tensor twin(const at::Tensor& given) {
   const at::Tensor row = given.as_strided({span(given)}, {1}, given.storage_offset());
   return row.clone().as_strided(given.sizes(), given.strides());
 }
 
-// An input that the graph copies into its own memory, and back if it is written.
+// An argument of a kernel of the graph that is an address in some memory: so many bytes from its start.
+struct Use {
+  size_t kernel, argument;
+  uint64_t offset;
+};
+
+// An input that the graph copies into its own memory, and back if it is written; or one that its kernels read
+// where it lies.
 struct Moved {
   size_t input;
   void *own, *at;
   size_t bytes;
   void *node = nullptr, *back = nullptr;
+  std::vector<Use> uses;
 };
 
 // Outputs that share memory: made as one tensor, of which each is a view.
@@ -134,6 +148,7 @@ struct Group {
   bool alike = true;
   void *origin = nullptr, *node = nullptr, *at = nullptr;
   size_t bytes = 0;
+  std::vector<Use> uses;  // of the kernel that writes it where it is to lie
 };
 
 // The capture of one shape. Copies at its edge are nodes of the graph, so that a call is one launch, and
@@ -146,6 +161,7 @@ struct Shape {
   std::vector<Moved> moved;
   std::map<size_t, size_t> views;  // outputs that are views of an input
   std::vector<Group> groups;
+  std::vector<Told> kernels;       // where each is told addresses alone
   bool ahead = false;
   Values ready;                    // outputs of the next call, made for this stream and mode
   c10::StreamId stream = 0;
@@ -195,7 +211,7 @@ class Captured : public Linked {
       const at::Tensor& given = inputs[i].toTensor();
       key.insert(key.end(), given.sizes().begin(), given.sizes().end());
       key.insert(key.end(), given.strides().begin(), given.strides().end());
-      if (stays(i, given)) key.push_back(reinterpret_cast<int64_t>(given.data_ptr()));
+      key.push_back(stays(i, given) ? reinterpret_cast<int64_t>(given.data_ptr()) : is_aligned(given));
     }
     return key;
   }
@@ -277,6 +293,7 @@ class Captured : public Linked {
         for (Group& one : shape->groups)  // each launch is told where to
           one.node = add_copy(side, one.origin, one.origin, one.bytes);
       });
+      spare_copies(*shape, given);
       shape->graph.get().instantiate();
       shape->exec = shape->graph.get().raw_cuda_graph_exec();
     } catch (...) {
@@ -290,6 +307,52 @@ class Captured : public Linked {
     fork.record(side);
     fork.block(current);
     return shape;
+  }
+
+  // Let kernels read and write the caller's memory themselves, where all of the graph is kernels that are told
+  // each address as an argument, as generated ones are: then those of an input, or of an output, can be found.
+  static void spare_copies(Shape& shape, const Values& given) {
+    std::vector<void*> copies;
+    for (const Moved& one : shape.moved) copies.insert(copies.end(), {one.node, one.back});
+    for (const Group& one : shape.groups) copies.push_back(one.node);
+    void* const graph = shape.graph.get().raw_cuda_graph();
+    try {
+      shape.kernels = kernels_of(graph, copies);
+    } catch (const Error&) {  // a driver before CUDA 12.4, or kernels that begin before others end
+      return;
+    }
+    for (Moved& one : shape.moved) {
+      auto uses = uses_of(shape.kernels, one.own, one.bytes);
+      if (one.back || uses.empty() || uses.size() > kFew || !is_aligned(given[one.input].toTensor())) continue;
+      take_out(graph, one.node);
+      one.uses = std::move(uses);
+      one.at = nullptr;  // nobody was told yet
+    }
+    for (Group& one : shape.groups) {
+      // What had that memory before an output did is none of these uses if there is one: the output is written.
+      auto uses = uses_of(shape.kernels, one.origin, one.bytes);
+      const auto& memory = shape.outputs[one.outputs[0]].toTensor().storage();
+      if (uses.size() != 1 || memory.data() != one.origin) continue;
+      take_out(graph, one.node);
+      one.uses = std::move(uses);
+    }
+  }
+
+  static std::vector<Use> uses_of(std::vector<Told>& kernels, const void* memory, size_t bytes) {
+    std::vector<Use> uses;
+    const auto start = reinterpret_cast<uint64_t>(memory);
+    for (size_t i = 0; i < kernels.size(); ++i)
+      for (size_t j = 0; j < kernels[i].values().size(); ++j)
+        if (const uint64_t offset = kernels[i].values()[j] - start; offset < bytes) uses.push_back({i, j, offset});
+    return uses;
+  }
+
+  // Have the kernels use memory elsewhere from the next `tell` on.
+  static void move(Shape& shape, const std::vector<Use>& uses, const void* at, std::set<size_t>& moved) {
+    for (const Use& use : uses) {
+      shape.kernels[use.kernel].values()[use.argument] = reinterpret_cast<uint64_t>(at) + use.offset;
+      moved.insert(use.kernel);
+    }
   }
 
   static at::Tensor state_of(at::Generator& generator) {
@@ -357,14 +420,19 @@ class Captured : public Linked {
     Values results = std::move(shape.ready);
     shape.ready.clear();
     if (results.empty() || current.id() != shape.stream || inference != shape.inference) results = made(shape);
-    for (const Group& one : shape.groups) redirect(shape.exec, one.node, one.at, one.origin, one.bytes);
+    std::set<size_t> told;
+    for (const Group& one : shape.groups)
+      one.uses.empty() ? redirect(shape.exec, one.node, one.at, one.origin, one.bytes)
+                       : move(shape, one.uses, one.at, told);
     for (Moved& one : shape.moved) {
       void* const at = given[one.input].toTensor().data_ptr();
       if (at == one.at) continue;
-      redirect(shape.exec, one.node, one.own, at, one.bytes);
+      if (one.uses.empty()) redirect(shape.exec, one.node, one.own, at, one.bytes);
       if (one.back) redirect(shape.exec, one.back, at, one.own, one.bytes);
+      move(shape, one.uses, at, told);
       one.at = at;
     }
+    for (const size_t kernel : told) shape.kernels[kernel].tell(shape.exec);
     shape.graph.get().replay();
     for (const auto& [i, source] : shape.views) {  // of what the caller has, not of the graph's copy
       const at::Tensor& out = shape.outputs[i].toTensor();

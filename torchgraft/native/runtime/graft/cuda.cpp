@@ -2,6 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <cstring>
+
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 
@@ -94,6 +97,80 @@ void redirect(void* exec, void* node, void* to, const void* from, size_t bytes) 
   static const auto set = runtime<int (*)(void*, void*, void*, const void*, size_t, int)>(
       "cudaGraphExecMemcpyNodeSetParams1D");
   check(set(exec, node, to, from, bytes, kDeviceToDevice), "cudaGraphExecMemcpyNodeSetParams1D");
+}
+
+// CUDA_KERNEL_NODE_PARAMS_v2.
+struct Told::How {
+  void* function;
+  unsigned grid[3], block[3], shared;
+  void** arguments;
+  void** extra;
+  void* kernel;
+  void* context;
+};
+
+Told::Told(void* node) : node_(node), how_(std::make_shared<How>()) {
+  static const auto get = driver<int (*)(void*, How*)>("cuGraphKernelNodeGetParams_v2");
+  static const auto size_of = driver<int (*)(void*, size_t, size_t*, size_t*)>("cuFuncGetParamInfo");
+  static const auto of_kernel = driver<int (*)(void*, size_t, size_t*, size_t*)>("cuKernelGetParamInfo");
+  check(get(node, how_.get()), "cuGraphKernelNodeGetParams");
+  if (!how_->arguments || how_->extra) return;
+  const auto about = how_->function ? size_of : of_kernel;
+  void* const code = how_->function ? how_->function : how_->kernel;
+  size_t offset = 0, size = 0;
+  while (about(code, values_.size(), &offset, &size) == 0) {
+    if (size > sizeof(uint64_t)) return;
+    uint64_t value = 0;
+    std::memcpy(&value, how_->arguments[values_.size()], size);
+    values_.push_back(value);
+  }
+  for (uint64_t& value : values_) places_.push_back(&value);
+  how_->arguments = places_.data();
+  plain_ = true;
+}
+
+void Told::tell(void* exec) {
+  static const auto set = driver<int (*)(void*, void*, const How*)>("cuGraphExecKernelNodeSetParams_v2");
+  check(set(exec, node_, how_.get()), "cuGraphExecKernelNodeSetParams");
+}
+
+namespace {
+
+constexpr int kKernel = 0, kEmpty = 5;  // CU_GRAPH_NODE_TYPE_
+
+// What a function of the driver's lists of a graph, or of one of its nodes.
+std::vector<void*> listed(const char* name, void* of) {
+  const auto list = driver<int (*)(void*, void**, size_t*)>(name);
+  size_t count = 0;
+  check(list(of, nullptr, &count), name);
+  std::vector<void*> all(count);
+  if (count) check(list(of, all.data(), &count), name);
+  return all;
+}
+
+}  // namespace
+
+std::vector<Told> kernels_of(void* graph, const std::vector<void*>& copies) {
+  static const auto kind_of = driver<int (*)(void*, int*)>("cuGraphNodeGetType");
+  std::vector<Told> kernels;
+  for (void* const node : listed("cuGraphGetNodes", graph)) {
+    int kind = 0;
+    check(kind_of(node, &kind), "cuGraphNodeGetType");
+    if (kind == kEmpty || std::find(copies.begin(), copies.end(), node) != copies.end()) continue;
+    if (kind != kKernel) return {};
+    kernels.emplace_back(node);
+    if (!kernels.back().is_plain()) return {};
+  }
+  return kernels;
+}
+
+void take_out(void* graph, void* node) {
+  static const auto order = driver<int (*)(void*, void* const*, void* const*, size_t)>("cuGraphAddDependencies");
+  static const auto destroy = driver<int (*)(void*)>("cuGraphDestroyNode");
+  const auto before = listed("cuGraphNodeGetDependencies", node), after = listed("cuGraphNodeGetDependentNodes", node);
+  for (void* const first : before)
+    for (void* const then : after) check(order(graph, &first, &then, 1), "cuGraphAddDependencies");
+  check(destroy(node), "cuGraphDestroyNode");
 }
 
 }  // namespace torchgraft
