@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchgraft.codegen import inductor, regions, spread
-from torchgraft.codegen.regions import ATEN, GENERATED, KERNEL, Place
+from torchgraft.codegen.regions import ATEN, GENERATED, KERNEL, PART, Place
 from torchgraft.comm.ops import is_collective, is_wait
 from torchgraft.config import Config
 from torchgraft.fx import mark, names
@@ -153,11 +153,12 @@ def _part(calls: Sequence[Node], places: dict[Node, Place]) -> None:
             isinstance(source, Node)
             and source.op == "placeholder"
             and places[node].runs == GENERATED
+            and not node.meta.get("after")  # then it is not there from the start
         ):
             parts[source].append(node)
     for source, found in parts.items():
         if len(found) > 1 and not any(user.target is aten.copy_.default for user in source.users):
-            places |= dict.fromkeys(found, Place(KERNEL, "an address in an input", "part"))
+            places |= dict.fromkeys(found, Place(KERNEL, "an address in an input", PART))
 
 
 def _crosses(value: object) -> bool:

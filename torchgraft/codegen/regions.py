@@ -37,6 +37,7 @@ class Place:
     kind: str = "generated"  # one of `report.KINDS`
 
 
+PART = "part"
 _CUSTOM, _UNSUPPORTED = "custom operator", "unsupported"
 Placement = Callable[[Node], Place]
 
@@ -173,6 +174,7 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
     nodes of one level and one side make one region, if it is the generated one. So an opaque call
     or another stream splits only what really lies before it from what really lies after it. Where
     the graph was placed piece by piece (`codegen/spread.py`), each piece starts on a new level.
+    A part of an input is there from the start, as the input is, and splits nothing.
     """
     places: dict[Node, Place] = {}
     levels: dict[Node, int] = {}
@@ -193,7 +195,7 @@ def cut(gm: GraphModule, placement: Placement) -> list[Unit]:
             piece, base = node.meta.get("piece"), top + 1
         level = max(base, floor[0] + (floor[1] is not None and side != floor[1]))
         for used in node.all_input_nodes:
-            if used in levels:
+            if used in levels and places[used].kind != PART:
                 level = max(level, levels[used] + (side != sides[used]))
         for first in node.meta.get("after", ()):
             level = max(level, levels.get(first, -1) + 1)
