@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -369,9 +370,26 @@ def freeze(
         if layout:
             fake_tensor_prop(gm, inputs, True)
             freezing.convert_conv_weights_to_channels_last(gm)
-        gm, _ = freezing.freeze(gm, gm, list(inputs))
+        with contextlib.nullcontext() if layout else _values_known():
+            gm, _ = freezing.freeze(gm, gm, list(inputs))
     _drop_unnamed(gm)
     return gm, {"layout_opt": layout}
+
+
+@contextlib.contextmanager
+def _values_known() -> Iterator[None]:
+    """Inside, freezing computes the values of a graph only where some node has none: it would do so
+    three times, and they are computed once more before code is made."""
+    from torch._inductor.fx_passes import freezing_patterns
+
+    compute: Any = freezing_patterns.fake_tensor_prop  # type: ignore[attr-defined]
+
+    def missing(gm: GraphModule, *args: Any) -> Any:
+        known = all("val" in node.meta for node in gm.graph.nodes)
+        return None if known else compute(gm, *args)
+
+    with mock.patch.object(freezing_patterns, "fake_tensor_prop", missing):
+        yield
 
 
 def _drop_unnamed(gm: GraphModule) -> None:
