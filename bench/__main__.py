@@ -142,12 +142,13 @@ def overhead(device: str, path: str | None, seconds: float) -> None:
 @model_option
 @click.option("--ways", default=",".join(compiletime.WAYS), show_default=True)
 @click.option("--rounds", default=1, show_default=True, help="The cheapest of so many counts.")
-@click.option("--device", default="cpu", type=click.Choice(["cpu", "cuda"]))
+@click.option("--device", default="cpu", type=click.Choice(["cpu", "cuda", "offline"]))
 @json_option
 def compile_time(
     models: tuple[str, ...], ways: str, rounds: int, device: str, path: str | None
 ) -> None:
-    """CPU seconds of graft.compile, and of Inductor alone on the same graph."""
+    """CPU seconds of graft.compile, and of Inductor alone on the same graph; `offline` is CUDA
+    without a GPU."""
     chosen = ways.split(",")
     for way in chosen:
         if way not in compiletime.WAYS:

@@ -5,7 +5,8 @@ the compiler and loading the code generator are the same for all and are not wha
 Like is compared with like: `graph` and `graph-live` (weights not frozen) are graft.compile of an
 exported program, `inductor-frozen` and `inductor` are Inductor alone on that same graph. `graft`
 and `graft-live` start from the module, so they hold what `capture` (torch.export) takes, too.
-On CUDA: float16, and ours in mode reduce-overhead, its first capture included.
+On CUDA: float16, and ours in mode reduce-overhead, its first capture included. `offline` is CUDA
+without a GPU, up to the first generated kernel (`bench/offline.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 import torch
 
-from bench import models
+from bench import models, offline
 from bench.measure import first_line
 
 BASE = {
@@ -99,17 +100,22 @@ def _here(model: str, way: str, device: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     sync = torch.cuda.synchronize if device == "cuda" else lambda: None
     try:
-        case = models.build(model).to(device, torch.float32 if device == "cpu" else torch.float16)
-        small = torch.nn.Linear(4, 4, device=device), torch.ones(2, 4, device=device)
+        count = offline.install() if device == "offline" else None
+        where = "cuda" if device == "cuda" else "cpu"
+        case = models.build(model).to(where, torch.float32 if device == "cpu" else torch.float16)
+        small = torch.nn.Linear(4, 4, device=where), torch.ones(2, 4, device=where)
         with torch.no_grad():
             for frozen in (False, True):
-                _inductor(small[0], small[1:], frozen)()
-            go = _prepare(way, case, device)
+                offline.until_kernels(_inductor(small[0], small[1:], frozen))()
+            go = offline.until_kernels(_prepare(way, case, device))
             sync()
+            if count is not None:
+                count.clear()
             cpu, wall = _cpu(), time.perf_counter()
             go()
             sync()
-        return {"cpu_s": _cpu() - cpu, "wall_s": time.perf_counter() - wall}
+        note = "" if count is None else str(count)
+        return {"cpu_s": _cpu() - cpu, "wall_s": time.perf_counter() - wall, "note": note}
     except Exception as failure:  # whatever it is, it is this way's result
         return {"cpu_s": None, "wall_s": None, "note": first_line(failure)}
 
