@@ -67,6 +67,8 @@ def test_what_is_too_large_for_one_kernel_is_several_or_none() -> None:
         return nn.Sequential(*(nn.Linear(width, width) for _ in range(count)))
 
     assert kernels(chained(layers(128, 7), torch.randn(1, 128))) == [[""] * 3, [""] * 3]
+    assert kernels(chained(layers(100, 3), torch.randn(1, 100))) == [[""] * 3]
+    assert not kernels(chained(layers(129, 2), torch.randn(1, 129))), "blocks of 256"
     assert not kernels(chained(layers(chain.WIDEST + 1, 2), torch.randn(1, chain.WIDEST + 1)))
     assert not kernels(chained(layers(16, 2), torch.randn(2, 16))), "two rows"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ aten = torch.ops.aten
 
 WIDEST, MOST = 256, 3 * 128 * 128
 """Inputs or outputs of a layer, and weights in all, that one multiprocessor reads sooner than
-several kernels begin."""
+several kernels begin. So many weights lie in its registers: 176 a thread in float32, 119 in
+float16, by ptxas for an H200; two layers of 129, which fill blocks of 256, do not."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -80,8 +82,8 @@ def _cut(chain: list[_Layer]) -> list[list[_Layer]]:
 
 
 def _size(layer: _Layer) -> int:
-    size: int = layer.parts[2].meta["val"].numel()
-    return size
+    """Of the block that a layer's weights fill."""
+    return math.prod(map(_power, layer.parts[2].meta["val"].shape))
 
 
 def _layer(node: Node, device: str) -> _Layer | None:
