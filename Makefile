@@ -27,7 +27,7 @@ test: setup
 	$(BIN)/mkdocs build -q --strict
 	$(BIN)/torchgraft native runtime  # minutes of a compiler, which no test should wait for
 	$(BIN)/torchgraft native npu
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0
 
 docs: setup
 	$(BIN)/mkdocs build --strict
