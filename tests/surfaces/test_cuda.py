@@ -128,6 +128,30 @@ def test_generated_kernels_use_the_callers_memory(executor: str) -> None:
     assert bool(copies) == (executor == "python")
 
 
+def test_one_kernel_needs_no_graph_while_calls_come_on_one_stream(executor: str) -> None:
+    def launches() -> set[str]:
+        with torch.profiler.profile() as seen:
+            call()
+            torch.cuda.synchronize()
+        return {event.name for event in seen.events() if "Launch" in event.name}
+
+    def call() -> None:
+        x = torch.randn(8, 64, device="cuda")
+        torch.testing.assert_close(compiled(x), (x.sin() + 1).softmax(-1))
+
+    x = torch.randn(8, 64, device="cuda")
+    compiled = graft.compile(lambda x: (x.sin() + 1).softmax(-1), (x,), mode="reduce-overhead")
+    for _ in range(3):
+        call()
+    assert ("cudaGraphLaunch" in launches()) == (executor == "python")
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    for stream in (side, torch.cuda.current_stream(), side):
+        with torch.cuda.stream(stream):
+            call()
+            torch.cuda.synchronize()
+    assert "cudaGraphLaunch" in launches()
+
+
 def test_memory_that_many_kernels_or_a_library_use_is_copied() -> None:
     """Among them what was freed before an output came to lie there."""
     torch.manual_seed(0)

@@ -186,7 +186,7 @@ def _launch(
     kernel = _kernel(shapes, tuple(bias is not None for bias in biases), tuple(follows))
     made = x.new_empty(1, shapes[-1][0])
     given = [bias for bias in biases if bias is not None]
-    kernel[(1,)](x, *weights, *given, made, num_warps=8)
+    kernel[(1,)](x.contiguous(), *weights, *given, made, num_warps=8)
     return made
 
 
