@@ -34,6 +34,7 @@ from torchgraft.fx.load import load
 from torchgraft.fx.weights import check_weights
 from torchgraft.inputs import Declared, declare
 from torchgraft.link import Linker, Role
+from torchgraft.native import executor
 from torchgraft.plan import Plan
 from torchgraft.program import Program, build
 from torchgraft.report import Report
@@ -212,7 +213,7 @@ class Compiled:
             )
             for i, program in enumerate(programs)
         ]
-        self._call = calls.make(bound)
+        self._call = calls.make(bound, executor.check())
 
     @property
     def captures(self) -> list[Capture]:

@@ -104,7 +104,9 @@ def test_small_layers_of_one_row_are_one_kernel(dtype: torch.dtype) -> None:
     compiled = graft.compile(model, (x,), mode="reduce-overhead")
     for _ in range(3):
         x = torch.randn_like(x)
-        torch.testing.assert_close(compiled(x), exact(x.double()).to(dtype))
+        want = exact(x.double())
+        off, eagers = ((y.double() - want).norm().item() for y in (compiled(x), model(x)))
+        assert off <= 2 * eagers
     assert [name for name in launched(compiled, x) if not is_copy(name)] == ["layers"]
 
 
@@ -126,30 +128,6 @@ def test_generated_kernels_use_the_callers_memory(executor: str) -> None:
         torch.testing.assert_close(list(result), same, rtol=0, atol=0)
     copies = [name for name in launched(compiled, x, y) if is_copy(name)]
     assert bool(copies) == (executor == "python")
-
-
-def test_one_kernel_needs_no_graph_while_calls_come_on_one_stream(executor: str) -> None:
-    def launches() -> set[str]:
-        with torch.profiler.profile() as seen:
-            call()
-            torch.cuda.synchronize()
-        return {event.name for event in seen.events() if "Launch" in event.name}
-
-    def call() -> None:
-        x = torch.randn(8, 64, device="cuda")
-        torch.testing.assert_close(compiled(x), (x.sin() + 1).softmax(-1))
-
-    x = torch.randn(8, 64, device="cuda")
-    compiled = graft.compile(lambda x: (x.sin() + 1).softmax(-1), (x,), mode="reduce-overhead")
-    for _ in range(3):
-        call()
-    assert ("cudaGraphLaunch" in launches()) == (executor == "python")
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    for stream in (side, torch.cuda.current_stream(), side):
-        with torch.cuda.stream(stream):
-            call()
-            torch.cuda.synchronize()
-    assert "cudaGraphLaunch" in launches()
 
 
 def test_memory_that_many_kernels_or_a_library_use_is_copied() -> None:

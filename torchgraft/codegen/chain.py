@@ -136,10 +136,15 @@ def _replace(gm: GraphModule, chain: Sequence[_Layer]) -> None:
                 rows = call(aten.clone.default, rows, memory_format=torch.contiguous_format)
             weights.append(rows)
         follows = [" ".join(layer.follows) for layer in chain]
-        biases = [layer.parts[0] for layer in chain]
+        biases = [_as_matrix(layer.parts[0], call) for layer in chain]
         made = call(layers(), chain[0].data, weights, biases, follows)
         made = call(aten.reshape.default, made, list(last.meta["val"].shape))
     last.replace_all_uses_with(made)
+
+
+def _as_matrix(bias: Node | None, call: Callable[..., Node]) -> Node | None:
+    """Inductor writes short constant rows into code, and a kernel would make them at each call."""
+    return bias and call(aten.reshape.default, bias, [1, -1])
 
 
 # --- The operator that stands for them in a graph ---
@@ -173,7 +178,7 @@ def _plain(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], follows: Sequence[str]
 ) -> Tensor:
     for weight, bias, names in zip(weights, biases, follows, strict=True):
-        x = F.linear(x, weight, bias)
+        x = F.linear(x, weight, None if bias is None else bias.flatten())
         for name in names.split():
             x = _FOLLOWS[name][0](x)
     return x

@@ -54,6 +54,12 @@ def capture() -> Callable[..., _torch.Flat] | None:
     return found.capture if found is not None and found.captures else None
 
 
+def check() -> Callable[..., Callable[[tuple[Any, ...]], bool]] | None:
+    """What makes a check of a call's tensors, in C++; None where it is not built."""
+    found = module()
+    return None if found is None else found.check
+
+
 def can_walk(plan: Plan, kernels: Iterable[Mapping[str, Any]]) -> bool:
     """Whether C++ runs every step, and gives what Python would: not where ranks must agree first,
     or a result is text. A stream's thread there could not tell what Python raised, so no operator

@@ -1,7 +1,7 @@
 """The call of a compiled program: check the inputs, run, give the outputs their structure.
 
 The usual call (the declared tensors, as declared) takes a function generated for the signature:
-a few attribute reads, then the program. Everything else (keyword or nested inputs, other strides,
+a few attribute reads, or one call of C++ where that is built, then the program. Everything else (keyword or nested inputs, other strides,
 inputs that require grad, a mismatch) takes `Call.slow`, which is plain Python.
 """
 
@@ -78,8 +78,15 @@ def restride(leaf: Tensor, spec: TensorSpec) -> Tensor:
     return fitted.copy_(leaf)
 
 
-def make(calls: Sequence[Call]) -> Callable[..., Any]:
-    """A callable for one or several signatures (gears) of one program."""
+Check = Callable[[tuple[Any, ...]], bool]
+"""Whether a call's arguments are plain tensors as declared, and no mode changes what they do."""
+
+
+def make(
+    calls: Sequence[Call], native: Callable[..., Check] | None = None
+) -> Callable[..., Any]:
+    """A callable for one or several signatures (gears) of one program. `native` makes checks in
+    C++ of dtypes, devices, sizes (-1: any), strides (None: contiguous in a format) and formats."""
 
     signatures = [call.signature for call in calls]
 
@@ -87,7 +94,7 @@ def make(calls: Sequence[Call]) -> Callable[..., Any]:
         index, leaves = fit(signatures, args, kwargs)
         return calls[index].slow(leaves)
 
-    return _fast(calls, slow) or (lambda *args, **kwargs: slow(args, kwargs))
+    return _fast(calls, slow, native) or (lambda *args, **kwargs: slow(args, kwargs))
 
 
 def fit(
@@ -131,7 +138,9 @@ def fit(
     )
 
 
-def _fast(calls: Sequence[Call], slow: Callable[..., Any]) -> Callable[..., Any] | None:
+def _fast(
+    calls: Sequence[Call], slow: Callable[..., Any], native: Callable[..., Check] | None
+) -> Callable[..., Any] | None:
     """The generated call, where the inputs of every signature are a plain row of tensors."""
     count = len(calls[0].signature.specs)
     if not all(_torch.is_row(call.signature.tree, count) for call in calls):
@@ -144,14 +153,15 @@ def _fast(calls: Sequence[Call], slow: Callable[..., Any]) -> Callable[..., Any]
         "evaluate": _torch.evaluate,
     }
     names = [f"x{i}" for i in range(count)]
+    around = "" if native else " or autocast() or transform()"
     lines = [
         "def call(*args, **kwargs):",
-        f"    if kwargs or len(args) != {count} or autocast() or transform():",
+        f"    if kwargs or len(args) != {count}{around}:",
         "        return slow(args, kwargs)",
         f"    {', '.join(names)}, = args" if names else "    pass",
     ]
     for i, call in enumerate(calls):
-        checks = _checks(f"_{i}", call.signature, names, scope)
+        checks = _checks(f"_{i}", call.signature, names, scope, native)
         if checks is None:
             return None
         scope |= {f"run_{i}": call.run, f"states_{i}": call.states}
@@ -171,33 +181,30 @@ def _fast(calls: Sequence[Call], slow: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _checks(
-    tag: str, signature: Signature, names: Sequence[str], scope: dict[str, Any]
+    tag: str,
+    signature: Signature,
+    names: Sequence[str],
+    scope: dict[str, Any],
+    native: Callable[..., Check] | None,
 ) -> list[str] | None:
     """Conditions under which the arguments are just as declared; None where that takes more."""
     checks: list[str] = []
     bound: dict[str, str] = {}
-    for i, (name, spec) in enumerate(zip(names, signature.specs, strict=True)):
-        if not isinstance(spec, TensorSpec) or spec.layout != torch.strided:
-            return None
-        scope |= {f"dtype{tag}_{i}": spec.dtype, f"device{tag}_{i}": spec.device}
+    specs = [spec for spec in signature.specs if isinstance(spec, TensorSpec)]
+    if len(specs) < len(names) or any(spec.layout != torch.strided for spec in specs):
+        return None
+    if native is not None:
+        scope[f"plain{tag}"] = native([_plain(spec) for spec in specs])
+        checks.append(f"plain{tag}(args)")
+    for i, (name, spec) in enumerate(zip(names, specs, strict=True)):
         sizes = _size_checks(spec.shape, f"{name}.shape", f"{tag}_{i}", signature, bound, scope)
         if sizes is None:
             return None
-        checks += [f"type({name}) is Tensor", *sizes, f"{name}.dtype is dtype{tag}_{i}"]
-        on_cpu = spec.device.type == "cpu"
-        checks.append(f"{name}.is_cpu" if on_cpu else f"{name}.device == device{tag}_{i}")
-        checks.append(f"not {name}.requires_grad")
-        if spec.stride is None:
-            layout = (
-                "" if spec.format is torch.contiguous_format else f"memory_format={spec.format}"
-            )
-            checks.append(f"{name}.is_contiguous({layout})")
-        else:
-            checks.append(f"{name}.stride() == {spec.stride}")
-        if spec.dtype.is_complex:
-            checks.append(f"not {name}.is_conj()")
-        elif spec.stride is not None or all(size in (0, 1) for size in spec.shape):
-            checks.append(f"not {name}.is_neg()")  # the imaginary part of a conjugate
+        if native is None:
+            scope |= {f"dtype{tag}_{i}": spec.dtype, f"device{tag}_{i}": spec.device}
+            checks += [f"type({name}) is Tensor", *sizes, *_tensor_checks(spec, name, f"{tag}_{i}")]
+        elif not all(isinstance(size, int) for size in spec.shape):
+            checks += sizes
     if signature.written and len(names) > 1:
         scope["entangled"] = entangled
         checks.append(f"not entangled(({', '.join(names)}), {signature.written})")
@@ -205,6 +212,30 @@ def _checks(
     for k, (condition, _) in enumerate(signature.guards):
         scope[f"guard{tag}_{k}"] = condition
         checks.append(f"evaluate(guard{tag}_{k}, ({symbols},))")
+    return checks
+
+
+def _plain(spec: TensorSpec) -> tuple[Any, ...]:
+    """A tensor's declaration as C++ takes it."""
+    sizes = [size if isinstance(size, int) else -1 for size in spec.shape]
+    return spec.dtype, spec.device, sizes, spec.stride, spec.format
+
+
+def _tensor_checks(spec: TensorSpec, name: str, tag: str) -> list[str]:
+    """Conditions on a tensor of the declared shape."""
+    checks = [f"{name}.dtype is dtype{tag}"]
+    on_cpu = spec.device.type == "cpu"
+    checks.append(f"{name}.is_cpu" if on_cpu else f"{name}.device == device{tag}")
+    checks.append(f"not {name}.requires_grad")
+    if spec.stride is None:
+        layout = "" if spec.format is torch.contiguous_format else f"memory_format={spec.format}"
+        checks.append(f"{name}.is_contiguous({layout})")
+    else:
+        checks.append(f"{name}.stride() == {spec.stride}")
+    if spec.dtype.is_complex:
+        checks.append(f"not {name}.is_conj()")
+    elif spec.stride is not None or all(size in (0, 1) for size in spec.shape):
+        checks.append(f"not {name}.is_neg()")  # the imaginary part of a conjugate
     return checks
 
 

@@ -18,7 +18,6 @@ std::shared_ptr<Linked> captured(
 
 #include <atomic>
 #include <list>
-#include <optional>
 
 #include <ATen/ATen.h>
 #include <ATen/core/CachingHostAllocator.h>
@@ -163,10 +162,9 @@ struct Shape {
   std::map<size_t, size_t> views;  // outputs that are views of an input
   std::vector<Group> groups;
   std::vector<Told> kernels;       // where each is told addresses alone
-  bool alone = false;              // one kernel is all that the graph does: calls need no graph
   bool ahead = false;
   Values ready;                    // outputs of the next call, made for this stream and mode
-  std::optional<c10::Stream> stream;  // of the last call
+  c10::StreamId stream = 0;
   bool inference = false;
 };
 
@@ -285,7 +283,6 @@ class Captured : public Linked {
       }
       program_->run(shape->inputs);  // lazy loading and tuning must not meet the capture
       device.synchronizeDevice(device_.index());
-      const bool draws = !at::equal(state_of(generator), drawn);  // a replay moves the generator on
       capture(shape->graph.get(), device_, [&] {
         for (Moved& one : shape->moved) one.node = add_copy(side, one.own, one.at, one.bytes);
         shape->outputs = program_->run(shape->inputs);
@@ -296,7 +293,6 @@ class Captured : public Linked {
           one.node = add_copy(side, one.origin, one.origin, one.bytes);
       });
       spare_copies(*shape, given);
-      shape->alone = !draws && is_alone(*shape);
       shape->graph.get().instantiate();
       shape->exec = shape->graph.get().raw_cuda_graph_exec();
     } catch (...) {
@@ -339,14 +335,6 @@ class Captured : public Linked {
       take_out(graph, one.node);
       one.uses = std::move(uses);
     }
-  }
-
-  // A launch of a graph takes the host longer than one of a kernel.
-  static bool is_alone(const Shape& shape) {
-    const auto in_place = [](const auto& one) { return !one.uses.empty(); };
-    return shape.kernels.size() == 1 && shape.kernels[0].can_launch() &&
-           std::all_of(shape.moved.begin(), shape.moved.end(), in_place) &&
-           std::all_of(shape.groups.begin(), shape.groups.end(), in_place);
   }
 
   static std::vector<Use> uses_of(std::vector<Told>& kernels, const void* memory, size_t bytes) {
@@ -426,11 +414,11 @@ class Captured : public Linked {
     return results;
   }
 
-  Values replay(Shape& shape, const Values& given, const c10::Stream& current) const {
+  static Values replay(Shape& shape, const Values& given, const c10::Stream& current) {
     const bool inference = c10::InferenceMode::is_enabled();
     Values results = std::move(shape.ready);
     shape.ready.clear();
-    if (results.empty() || current != shape.stream || inference != shape.inference) results = made(shape);
+    if (results.empty() || current.id() != shape.stream || inference != shape.inference) results = made(shape);
     std::set<size_t> told;
     for (const Group& one : shape.groups)
       one.uses.empty() ? redirect(shape.exec, one.node, one.at, one.origin, one.bytes)
@@ -443,17 +431,8 @@ class Captured : public Linked {
       move(shape, one.uses, at, told);
       one.at = at;
     }
-    if (shape.alone && shape.stream && shape.stream != current) {  // only launches of a graph run in turns
-      finish();
-      shape.alone = false;
-      told.insert(0);  // its graph was not told
-    }
-    if (shape.alone) {
-      shape.kernels[0].launch(current);
-    } else {
-      for (const size_t kernel : told) shape.kernels[kernel].tell(shape.exec);
-      shape.graph.get().replay();
-    }
+    for (const size_t kernel : told) shape.kernels[kernel].tell(shape.exec);
+    shape.graph.get().replay();
     for (const auto& [i, source] : shape.views) {  // of what the caller has, not of the graph's copy
       const at::Tensor& out = shape.outputs[i].toTensor();
       const at::Tensor &own = shape.inputs[source].toTensor(), &theirs = given[source].toTensor();
@@ -462,7 +441,7 @@ class Captured : public Linked {
           same_layout(out, own) ? theirs : theirs.as_strided(out.sizes(), out.strides(), offset);
     }
     if (shape.ahead) shape.ready = made(shape);  // beside the device's work
-    shape.stream = current;
+    shape.stream = current.id();
     shape.inference = inference;
     return results;
   }
@@ -474,7 +453,7 @@ class Captured : public Linked {
   std::atomic<bool> refused_{false};
   std::mutex lock_;
   std::list<std::pair<Key, std::unique_ptr<Shape>>> shapes_;  // the last used one first
-  Key key_;  // of the call under way
+  Key key_;                                                   // of the call under way
 };
 
 }  // namespace

@@ -99,8 +99,6 @@ void redirect(void* exec, void* node, void* to, const void* from, size_t bytes) 
   check(set(exec, node, to, from, bytes, kDeviceToDevice), "cudaGraphExecMemcpyNodeSetParams1D");
 }
 
-constexpr int kCooperative = 2, kCluster = 4;  // CU_LAUNCH_ATTRIBUTE_COOPERATIVE, -_CLUSTER_DIMENSION
-
 // CUDA_KERNEL_NODE_PARAMS_v2.
 struct Told::How {
   void* function;
@@ -134,24 +132,6 @@ Told::Told(void* node) : node_(node), how_(std::make_shared<How>()) {
 void Told::tell(void* exec) {
   static const auto set = driver<int (*)(void*, void*, const How*)>("cuGraphExecKernelNodeSetParams_v2");
   check(set(exec, node_, how_.get()), "cuGraphExecKernelNodeSetParams");
-}
-
-bool Told::can_launch() const {
-  static const auto get = driver<int (*)(void*, int, void*)>("cuGraphKernelNodeGetAttribute");
-  unsigned together[16] = {}, cluster[16] = {};  // CUlaunchAttributeValue, of 64 bytes
-  return get(node_, kCooperative, together) == 0 && get(node_, kCluster, cluster) == 0 && together[0] == 0 &&
-         std::all_of(cluster, cluster + 3, [](unsigned size) { return size <= 1; });
-}
-
-void Told::launch(const c10::Stream& stream) {
-  using Number = unsigned;
-  static const auto start =
-      driver<int (*)(void*, Number, Number, Number, Number, Number, Number, Number, void*, void**, void**)>(
-          "cuLaunchKernel");
-  const How& how = *how_;
-  void* const code = how.function ? how.function : how.kernel;
-  check(start(code, how.grid[0], how.grid[1], how.grid[2], how.block[0], how.block[1], how.block[2], how.shared,
-              stream.native_handle(), places_.data(), nullptr), "cuLaunchKernel");
 }
 
 namespace {

@@ -32,10 +32,6 @@ class Told {
   std::vector<uint64_t>& values() { return values_; }
   // What later launches of `exec` tell it.
   void tell(void* exec);
-  // Whether it can be launched without its graph: it needs no cluster of blocks, nor all of them at once.
-  bool can_launch() const;
-  // Launch it, told what it is to be told, without its graph.
-  void launch(const c10::Stream& stream);
 
  private:
   struct How;  // as the driver has it

@@ -3,10 +3,14 @@
 //   run = link(text, number, values, programs, libraries, device)
 //   run = capture(program, device, fixed, written, alias_outputs, refused)
 //   outputs = run(inputs)
+//   fits = check([(dtype, device, sizes, strides, format), ...])
+//   yes = fits(args)
 //
 // `text` is an entry of `programs` as a package has it, `values` are the tensors it is bound to,
 // `programs` the runs of the entries before it. `program` is such a function, of Python's; see
 // graft/capture.h for what it is captured with. The list of inputs is emptied.
+#include <ATen/functorch/DynamicLayer.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -142,11 +146,68 @@ py::object capture(
       std::make_shared<Called>(std::move(program)), c10::Device(device), {fixed, written, alias_outputs}, tell));
 }
 
+// What a tensor must be to be taken as it is.
+struct Wanted {
+  at::ScalarType dtype;
+  c10::Device device;
+  std::vector<int64_t> sizes;                   // -1: any
+  std::optional<std::vector<int64_t>> strides;  // or it is contiguous in the format
+  at::MemoryFormat format;
+
+  bool fits(PyObject* given) const {
+    if (Py_TYPE(given) != reinterpret_cast<PyTypeObject*>(THPVariableClass)) return false;
+    const at::Tensor& tensor = THPVariable_Unpack(given);
+    if (tensor.layout() != at::kStrided || tensor.is_nested() || tensor.scalar_type() != dtype ||
+        tensor.device() != device || tensor.requires_grad() || tensor.is_conj() || tensor.is_neg())
+      return false;
+    const at::IntArrayRef found = tensor.sizes();
+    return found.size() == sizes.size() &&
+           std::equal(found.begin(), found.end(), sizes.begin(),
+                      [](int64_t is, int64_t must) { return must == -1 || is == must; }) &&
+           (strides ? tensor.strides() == *strides : tensor.is_contiguous(format));
+  }
+};
+
+using Row = std::vector<Wanted>;
+constexpr const char* kRow = "torchgraft.fits";
+
+// Whether nothing changes what calls of torch do: autocast, vmap and the like.
+bool is_plain() {
+  return c10::impl::tls_local_dispatch_key_set().excluded_.has_all(c10::autocast_dispatch_keyset) &&
+         at::functorch::getDynamicLayerStack().empty();
+}
+
+PyObject* fits(PyObject* self, PyObject* given) {
+  HANDLE_TH_ERRORS
+  const Row& row = *static_cast<Row*>(PyCapsule_GetPointer(self, kRow));
+  if (!PyTuple_Check(given)) throw py::type_error("a call's arguments are a tuple");
+  bool good = PyTuple_GET_SIZE(given) == static_cast<Py_ssize_t>(row.size()) && is_plain();
+  for (size_t i = 0; good && i < row.size(); ++i) good = row[i].fits(PyTuple_GET_ITEM(given, i));
+  return PyBool_FromLong(good);
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef kFits = {"fits", fits, METH_O, "Whether arguments are plain tensors as declared."};
+
+py::object check(const std::vector<std::tuple<at::ScalarType, c10::Device, std::vector<int64_t>,
+                                              std::optional<std::vector<int64_t>>, at::MemoryFormat>>& wanted) {
+  auto row = std::make_unique<Row>();
+  for (const auto& [dtype, device, sizes, strides, format] : wanted)
+    row->push_back({dtype, device, sizes, strides, format});
+  const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(row.get(), kRow, [](PyObject* held) {
+    delete static_cast<Row*>(PyCapsule_GetPointer(held, kRow));
+  }));
+  if (!capsule) throw py::error_already_set();
+  row.release();
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&kFits, capsule.ptr()));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "Plans walked by C++.";
   module.def("link", &link_part);
   module.def("capture", &capture);
+  module.def("check", &check);
   module.attr("captures") = torchgraft::captures();
 }
