@@ -28,13 +28,16 @@ def kernels(gm: torch.fx.GraphModule) -> list[list[str]]:
     return [list(node.args[3]) for node in found]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 24), (1, 1, 24)])
-def test_layers_and_what_follows_each_are_one_kernel(shape: tuple[int, ...]) -> None:
+def test_layers_and_what_follows_each_are_one_kernel(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     model = nn.Sequential(
         nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 7, bias=False), nn.GELU(),
         nn.Linear(7, 16), nn.GELU(approximate="tanh"), nn.Linear(16, 3), nn.SiLU(), nn.Sigmoid(),
-    )  # fmt: skip
-    x = torch.randn(shape)
+    ).to(dtype)  # fmt: skip
+    x = torch.randn(shape, dtype=dtype)
     gm = chained(model, x)
     assert kernels(gm) == [["relu", "gelu_none", "gelu_tanh", "silu sigmoid"]]
     torch.testing.assert_close(gm(x)[0], model(x))

@@ -117,11 +117,23 @@ def _step(node: Node) -> tuple[str, Node] | None:
                 return "", then
             if then.target is aten.gelu.default:
                 return f"gelu_{then.kwargs.get('approximate', 'none')}", then
+            if then.target is aten._to_copy.default:
+                return _wide(node, then)
             target: Any = then.target
             return (_NAMES[target], then) if target in _NAMES else None
         case [gate, then] if gate.target is aten.sigmoid.default:  # silu, taken apart
             if then.target is aten.mul.Tensor and [*gate.users] == [then]:
                 return "silu", then
+    return None
+
+
+def _wide(node: Node, wide: Node) -> tuple[str, Node] | None:
+    """A step in float32, as silu of halves is written, and back: the kernel computes all so."""
+    if wide.kwargs == {"dtype": torch.float32} and (step := _step(wide)) is not None:
+        match list(step[1].users):
+            case [back] if back.target is aten._to_copy.default:
+                if back.kwargs == {"dtype": node.meta["val"].dtype}:
+                    return step[0], back
     return None
 
 
