@@ -139,9 +139,9 @@ def _ours() -> None:
         (single.as_loops, "__defaults__", ("cpu",)),
         (stacks, "as_rows", lambda gm: None),
         (inductor, "_by_generator", lambda products: False),
-        (generator, "is_amd", lambda: False),
-        (generator, "is_intel", lambda: True),
-        (own, "is_ahead", lambda: False),
+        (generator, "vendor", lambda: ""),
+        (inductor, "by_onednn", lambda gm: False),
+        (own, "is_ahead", lambda *vendors: False),
     ]
     for owner, name, value in patches:
         setattr(owner, name, value)

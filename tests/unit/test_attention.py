@@ -24,7 +24,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         found.append(original(gm))
         return found[-1]
 
-    monkeypatch.setattr(own, "is_ahead", lambda: True)
+    monkeypatch.setattr(own, "is_ahead", lambda *vendors: True)
     monkeypatch.setattr(attention, "as_code", told)
     return found
 

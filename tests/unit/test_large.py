@@ -25,7 +25,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(calls))
         return bool(calls)
 
-    monkeypatch.setattr(own, "is_ahead", lambda: True)
+    monkeypatch.setattr(own, "is_ahead", lambda *vendors: True)
     monkeypatch.setattr(large, "as_code", told)
     monkeypatch.setattr(large, "LEAST", 1e4)
     return found

@@ -36,20 +36,24 @@ def is_micro(gm: torch.fx.GraphModule) -> bool:
 def test_few_rows_are_the_generators(
     monkeypatch: pytest.MonkeyPatch, rows: int, width: int, expected: bool
 ) -> None:
-    monkeypatch.setattr(generator, "is_amd", lambda: False)
+    monkeypatch.setattr(generator, "vendor", lambda: "")
     assert is_micro(region(nn.Linear(width, width), torch.randn(rows, width))) is expected
 
 
+@pytest.mark.parametrize(
+    ("vendor", "width", "expected"),
+    [("amd", 256, True), ("intel", 256, True), ("amd", 768, True), ("intel", 768, False)],
+)
 def test_many_rows_are_the_generators_where_that_was_measured(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, vendor: str, width: int, expected: bool
 ) -> None:
-    monkeypatch.setattr(generator, "is_amd", lambda: True)
-    assert is_micro(region(nn.Linear(256, 256), torch.randn(128, 256)))
-    assert not is_micro(region(nn.ReLU(), torch.randn(128, 256)))
+    monkeypatch.setattr(generator, "vendor", lambda: vendor)
+    assert is_micro(region(nn.Linear(width, width), torch.randn(128, width))) is expected
+    assert not is_micro(region(nn.ReLU(), torch.randn(128, width)))
 
 
 def test_a_region_goes_with_most_of_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator, "is_amd", lambda: False)
+    monkeypatch.setattr(generator, "vendor", lambda: "")
 
     class Both(nn.Module):
         def __init__(self, small: int) -> None:
@@ -70,12 +74,12 @@ def test_weights_that_change_are_left_to_a_library() -> None:
 
 
 @pytest.mark.parametrize(
-    ("intel", "rows", "expected"), [(False, 64, True), (False, 8, False), (True, 64, False)]
+    ("vendor", "rows", "expected"), [("amd", 64, True), ("amd", 8, False), ("intel", 64, False)]
 )
 def test_large_products_are_onednns_where_mkl_is_not_at_home(
-    monkeypatch: pytest.MonkeyPatch, intel: bool, rows: int, expected: bool
+    monkeypatch: pytest.MonkeyPatch, vendor: str, rows: int, expected: bool
 ) -> None:
-    monkeypatch.setattr(generator, "is_intel", lambda: intel)
+    monkeypatch.setattr(generator, "vendor", lambda: vendor)
     given: list[bool] = []
     plain = generator.freeze
 
@@ -133,7 +137,7 @@ def test_a_batched_product_is_generated_where_its_weights_are_constant(
             weights = self.weights if constant else x.sin().transpose(1, 2).contiguous()
             return torch.bmm(x, weights).sum() + self.linear(x[0])
 
-    monkeypatch.setattr(generator, "is_amd", lambda: True)
+    monkeypatch.setattr(generator, "vendor", lambda: "amd")
     monkeypatch.setattr(inductor, "FEW_FLOPS", 1)
     given: list[tuple[float, bool]] = []
 
@@ -172,7 +176,7 @@ def test_a_product_has_code_for_the_rows_that_it_has(
         return sources[-1]
 
     monkeypatch.setattr(cpp_micro_gemm.CppMicroGemmFP32Vec, "codegen_define", define)
-    monkeypatch.setattr(generator, "is_amd", lambda: True)
+    monkeypatch.setattr(generator, "vendor", lambda: "amd")
     model, x = nn.Sequential(nn.Linear(24, 40), nn.ReLU()).eval(), torch.randn(rows, 24)
     compiled = graft.compile(model, (x,), inductor={"fx_graph_cache": False})
     if not sources:
@@ -201,7 +205,7 @@ def test_a_product_has_code_for_the_columns_that_it_has(
         return gemm
 
     monkeypatch.setattr(rows, "_fit", told)
-    monkeypatch.setattr(generator, "is_amd", lambda: True)
+    monkeypatch.setattr(generator, "vendor", lambda: "amd")
     model, x = nn.Linear(24, columns).eval(), torch.randn(11, 24)
     compiled = graft.compile(model, (x,), inductor={"fx_graph_cache": False})
     assert seen
@@ -215,7 +219,7 @@ def test_gcc_is_asked_for_more_where_there_are_many_rows(
     monkeypatch: pytest.MonkeyPatch, rows: int, expected: bool
 ) -> None:
     """Other flags are another precompiled header, which takes gcc longer than a product."""
-    monkeypatch.setattr(generator, "is_amd", lambda: True)
+    monkeypatch.setattr(generator, "vendor", lambda: "amd")
     given: list[object] = []
     plain = generator.compile_graph
 
@@ -262,7 +266,7 @@ def test_small_convolutions_are_products(
     after: tuple[nn.Module, ...],
     lies: torch.memory_format,
 ) -> None:
-    monkeypatch.setattr(generator, "is_amd", lambda: True)
+    monkeypatch.setattr(generator, "vendor", lambda: "amd")
     seen: list[torch.fx.Graph] = []
     plain = generator.compile_graph
 
@@ -287,7 +291,7 @@ def test_a_package_copies_what_few_channels_are_seen_of(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of what is computed and of a part of it, in one library."""
-    monkeypatch.setattr(generator, "is_amd", lambda: True)
+    monkeypatch.setattr(generator, "vendor", lambda: "amd")
     one, two = nn.Conv2d(3, 4, 3, padding=1).eval(), nn.Conv2d(4, 3, 2, stride=2).eval()
 
     class Model(nn.Module):

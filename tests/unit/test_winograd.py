@@ -32,7 +32,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(calls))
         return bool(calls)
 
-    monkeypatch.setattr(own, "is_ahead", lambda: True)
+    monkeypatch.setattr(own, "is_ahead", lambda *vendors: True)
     monkeypatch.setattr(winograd, "_fewest", lambda threads: 8)
     monkeypatch.setattr(winograd, "as_code", told)
     return found

@@ -448,14 +448,10 @@ def by_type(gm: GraphModule, device: str = "cuda") -> None:
             setattr(gm, node.target, alias)
 
 
-def is_intel() -> bool:
-    """Whether the processor is one that MKL is written for."""
-    return "GenuineIntel" in _processor()
-
-
-def is_amd() -> bool:
-    """Whether the processor is one of AMD's."""
-    return "AuthenticAMD" in _processor()
+def vendor() -> str:
+    """Whose processor this is: "amd", "intel", or "" for anybody else's."""
+    names = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
+    return next((short for name, short in names.items() if name in _processor()), "")
 
 
 @functools.cache

@@ -27,7 +27,7 @@ MOST_KEYS = 4096
 def as_code(gm: GraphModule) -> bool:
     """Let code be generated for attention without masks; whether there is any. `gm` is one that
     Inductor's decompositions have been through."""
-    if not own.is_ahead():
+    if not own.is_ahead("amd", "intel"):
         return False
     found = gm.graph.find_nodes(
         op="call_function", target=aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -85,7 +85,7 @@ def prepared(
     timed, mode = config.mode == "max-autotune", _torch.fake_mode_of(inputs)
     own_registers = "cpp.simdlen" not in options  # and not others than the processor's
     written = is_inference and own_registers and winograd.as_code(gm, mode)
-    if is_inference and not timed and generator.is_amd():
+    if is_inference and not timed and generator.vendor() in LARGE:
         convolve.as_products(gm, mode)
     if is_inference:
         single.as_loops(gm, mode)
@@ -186,11 +186,12 @@ def _lays_out(node: Node) -> bool:
 
 FEW_ROWS, FEW_FLOPS = 6, 2e5
 """Up to so many rows, or operations, the generator's own product with constant weights beats those
-of libraries by 2. On AMD's processors, where it was measured, it is as fast as any with more too,
-and what follows is part of it (docs/performance.md). Of two computed matrices, only products with
-few operations are generated: packing the second one in each call costs more than the call."""
-LARGE = 3e8
-"""Operations from which a product goes to a library all the same, which is a little ahead there."""
+of libraries by 2. Where it was measured, it is as fast as any with more too, and what follows is
+part of it (docs/performance.md). Of two computed matrices, only products with few operations are
+generated: packing the second one in each call costs more than the call."""
+LARGE = {"amd": 3e8, "intel": 4e7}
+"""Operations from which a product goes to a library all the same, which is a little ahead there; by
+whose processor it is, of those that it was measured on."""
 CACHED = 16e6
 """Weights (elements of a region's products with few rows) that a cache may hold. With more, as in
 GPT-2, it is memory that decides: in huge pages generated products are faster, else MKL's are."""
@@ -211,7 +212,7 @@ def _products(gm: GraphModule) -> list[tuple[int, int]]:
 
 def _has_many_rows(gm: GraphModule) -> bool:
     """Whether code may be generated for a product with many rows, if for any."""
-    return any(rows > FEW_ROWS and flops <= LARGE for rows, flops, _ in _all_products(gm))
+    return any(rows > FEW_ROWS and flops <= _largest() for rows, flops, _ in _all_products(gm))
 
 
 def _all_products(gm: GraphModule) -> Iterator[tuple[int, int, bool]]:
@@ -233,7 +234,11 @@ def _is_held(node: Node) -> bool:
 
 def _generates(flops: float, is_constant: bool) -> bool:
     """Not for an empty product: the generated loops are divided by their length (to 2.13)."""
-    return 0 < flops <= (LARGE if is_constant else FEW_FLOPS)
+    return 0 < flops <= (_largest() if is_constant else FEW_FLOPS)
+
+
+def _largest() -> float:
+    return LARGE.get(generator.vendor(), min(LARGE.values()))
 
 
 def _by_generator(products: Sequence[tuple[int, int]]) -> bool:
@@ -244,14 +249,14 @@ def _by_generator(products: Sequence[tuple[int, int]]) -> bool:
     small = sum(f for rows, f in products if rows <= FEW_ROWS or f <= FEW_FLOPS)
     if 2 * small > sum(f for _, f in products):
         return True
-    return generator.is_amd() and any(f <= LARGE for _, f in products)
+    return generator.vendor() in LARGE and any(f <= _largest() for _, f in products)
 
 
 def by_onednn(gm: GraphModule) -> bool:
     """Whether oneDNN, and not MKL, is to compute a region's products."""
     products = _products(gm)
     work = sum(f for _, f in products)
-    return not generator.is_intel() and work >= MANY_FLOPS * max(1, len(products))
+    return generator.vendor() != "intel" and work >= MANY_FLOPS * max(1, len(products))
 
 
 _MODES = {"max-autotune": "max-autotune-no-cudagraphs"}

@@ -31,7 +31,7 @@ than 40 were not measured."""
 def as_code(gm: GraphModule, mode: Any) -> bool:
     """Replace large products with constant weights; whether there are any. `mode` is the fake mode
     of the graph's values."""
-    if not own.is_ahead():
+    if not own.is_ahead("amd"):  # on Intel's, MKL is: ViT-S 85.3 ms with it, 97.7 without
         return False
     found = [
         *gm.graph.find_nodes(op="call_function", target=aten.addmm.default),

@@ -23,6 +23,7 @@ def declared(schema: str, plain: Callable[..., Any], **kernels: Callable[..., An
     return op
 
 
-def is_ahead() -> bool:
-    """Whether loops of ours were measured on this kind of processor, and beat a library there."""
-    return generator.is_amd() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+def is_ahead(*vendors: str) -> bool:
+    """Whether this is a processor of those on which some loop of ours was measured, and is ahead of
+    a library's."""
+    return generator.vendor() in vendors and torch.backends.cpu.get_cpu_capability() == "AVX512"

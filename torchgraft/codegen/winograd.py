@@ -29,7 +29,7 @@ SHARE = 24
 def as_code(gm: GraphModule, mode: Any) -> bool:
     """Replace 3 x 3 convolutions with constant weights on CPU; whether there are any. What follows
     one is part of it: constant normalisation, a sum, relu. `mode` is the fake mode of the graph."""
-    if not own.is_ahead():
+    if not own.is_ahead("amd", "intel"):
         return False
     found = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
     chosen = [node for node in found if _fits(*node.args, out=node.meta["val"])]

@@ -1,8 +1,9 @@
 """The call of a compiled program: check the inputs, run, give the outputs their structure.
 
 The usual call (the declared tensors, as declared) takes a function generated for the signature:
-a few attribute reads, or one call of C++ where that is built, then the program. Everything else (keyword or nested inputs, other strides,
-inputs that require grad, a mismatch) takes `Call.slow`, which is plain Python.
+a few attribute reads, or one call of C++ where that is built, then the program. Everything else
+(keyword or nested inputs, other strides, inputs that require grad, a mismatch) takes `Call.slow`,
+which is plain Python.
 """
 
 from __future__ import annotations
@@ -82,9 +83,7 @@ Check = Callable[[tuple[Any, ...]], bool]
 """Whether a call's arguments are plain tensors as declared, and no mode changes what they do."""
 
 
-def make(
-    calls: Sequence[Call], native: Callable[..., Check] | None = None
-) -> Callable[..., Any]:
+def make(calls: Sequence[Call], native: Callable[..., Check] | None = None) -> Callable[..., Any]:
     """A callable for one or several signatures (gears) of one program. `native` makes checks in
     C++ of dtypes, devices, sizes (-1: any), strides (None: contiguous in a format) and formats."""
 
