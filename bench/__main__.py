@@ -28,11 +28,13 @@ from bench import (
 )
 from bench import growth as sizes
 from bench.models import MODELS
+from bench.zoo import ZOO
 
 model_option = click.option(
-    "--model", "models", multiple=True, type=click.Choice(list(MODELS)), help="Repeatable."
+    "--model", "models", multiple=True, type=click.Choice([*MODELS, *ZOO]), help="Repeatable."
 )
 json_option = click.option("--json", "path", type=click.Path(dir_okay=False), help="Write here.")
+zoo_option = click.option("--zoo", is_flag=True, help="Models of Hugging Face, not those of ours.")
 peers_option = click.option("--peers", "chosen", help="Comma separated; default: all that apply.")
 seconds_option = click.option("--seconds", default=3.0, help="Of timing, a peer and model.")
 
@@ -71,8 +73,8 @@ def _tell(timing: measure.Timing) -> None:
     click.echo(f"{timing.model} {timing.peer}: {state}", err=True)
 
 
-def _everything() -> list[str]:
-    return [name for name in MODELS if name != "empty_function"]
+def _everything(zoo: bool) -> list[str]:
+    return list(ZOO) if zoo else [name for name in MODELS if name != "empty_function"]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -82,22 +84,29 @@ def main() -> None:
 
 @main.command("cpu")
 @model_option
+@zoo_option
 @peers_option
 @json_option
 @seconds_option
 @click.option("--list", "listing", is_flag=True, help="Models and peers, then stop.")
 def cpu(
-    models: tuple[str, ...], chosen: str | None, path: str | None, seconds: float, listing: bool
+    models: tuple[str, ...],
+    zoo: bool,
+    chosen: str | None,
+    path: str | None,
+    seconds: float,
+    listing: bool,
 ) -> None:
     """One thread, float32, ranked by CPU time."""
     if listing:
         return _list("cpu")
     setup = measure.Setup("cpu", "float32", seconds)
-    return _time(models or _everything(), _peers(chosen, "cpu"), setup, path)
+    return _time(models or _everything(zoo), _peers(chosen, "cpu"), setup, path)
 
 
 @main.command("cuda")
 @model_option
+@zoo_option
 @peers_option
 @json_option
 @seconds_option
@@ -107,6 +116,7 @@ def cpu(
 @click.option("--list", "listing", is_flag=True, help="Models and peers, then stop.")
 def cuda(
     models: tuple[str, ...],
+    zoo: bool,
     chosen: str | None,
     path: str | None,
     seconds: float,
@@ -119,11 +129,12 @@ def cuda(
     if listing:
         return _list("cuda")
     setup = measure.Setup("cuda", dtype, seconds, patience=patience)
-    return _time(models or _everything(), _peers(chosen, "cuda"), setup, path, together)
+    return _time(models or _everything(zoo), _peers(chosen, "cuda"), setup, path, together)
 
 
 def _list(device: str) -> None:
     click.echo(f"models: {', '.join(MODELS)}")
+    click.echo(f"zoo:    {', '.join(ZOO)}")
     click.echo(f"peers:  {', '.join(peers.names(device))}")
 
 

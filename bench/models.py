@@ -1,6 +1,6 @@
 """The models that are measured: seeded, random weights, plain tensors in and out, batch 1.
 
-`MODELS[name]()` builds a `Case`; `build(name)` builds it once a process.
+`MODELS[name]()` builds a `Case`; `build(name)` builds it, or one of the zoo's, once a process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Case:
         return Case(self.model, moved, self.tolerance)
 
 
-def _noise(*shapes: tuple[int, ...]) -> Callable[[int], Args]:
+def noise(*shapes: tuple[int, ...]) -> Callable[[int], Args]:
     def make(seed: int) -> Args:
         generator = torch.Generator().manual_seed(seed)
         return tuple(torch.randn(shape, generator=generator) for shape in shapes)
@@ -54,7 +54,7 @@ def _noise(*shapes: tuple[int, ...]) -> Callable[[int], Args]:
     return make
 
 
-def _tokens(rows: int, length: int, vocabulary: int) -> Callable[[int], Args]:
+def tokens(rows: int, length: int, vocabulary: int) -> Callable[[int], Args]:
     def make(seed: int) -> Args:
         generator = torch.Generator().manual_seed(seed)
         return (torch.randint(vocabulary, (rows, length), generator=generator),)
@@ -169,7 +169,7 @@ class Conv(nn.Sequential):
         super().__init__(conv, nn.BatchNorm2d(cout), *([nn.ReLU()] if relu else []))
 
 
-def _trained_looking(model: nn.Module) -> nn.Module:
+def trained_looking(model: nn.Module) -> nn.Module:
     """Weights that keep the signal alive and norms that do something, so folding them can fail."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
@@ -209,7 +209,7 @@ def _resnet50() -> nn.Module:
             layers.append(Bottleneck(cin, width, 2 if stage and not block else 1))
             cin = 4 * width
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(cin, 1000)]
-    return _trained_looking(nn.Sequential(*layers))
+    return trained_looking(nn.Sequential(*layers))
 
 
 class Branches(nn.ModuleList):
@@ -235,7 +235,7 @@ def _inception(cin: int, widths: tuple[int, int, int, int, int, int]) -> Branche
 
 def _googlenet() -> nn.Module:
     pool = nn.MaxPool2d(3, 2, 1)
-    return _trained_looking(
+    return trained_looking(
         nn.Sequential(
             Conv(3, 64, 7, 2), pool, Conv(64, 64, 1), Conv(64, 192, 3), pool,
             _inception(192, (64, 96, 128, 16, 32, 32)),
@@ -292,7 +292,7 @@ def _mixed_wide(cin: int) -> Branches:
 
 def _inception_v3() -> nn.Module:
     pool = nn.MaxPool2d(3, 2)
-    return _trained_looking(
+    return trained_looking(
         nn.Sequential(
             Conv(3, 32, 3, 2, pad=0), Conv(32, 32, 3, pad=0), Conv(32, 64, 3), pool,
             Conv(64, 80, 1), Conv(80, 192, 3, pad=0), pool,
@@ -318,7 +318,7 @@ def _inception_v3() -> nn.Module:
 
 
 def _tiny_cnn() -> nn.Module:
-    return _trained_looking(
+    return trained_looking(
         nn.Sequential(
             Conv(3, 16, 3), nn.MaxPool2d(2), Conv(16, 32, 3), nn.MaxPool2d(2), Conv(32, 32, 3),
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
@@ -408,7 +408,7 @@ def _mlp() -> nn.Module:
     )
 
 
-def _case(
+def case(
     model: Callable[[], nn.Module], make: Callable[[int], Args], tolerance: float = 1e-5
 ) -> Callable[[], Case]:
     def builder() -> Case:
@@ -419,30 +419,32 @@ def _case(
     return builder
 
 
-_IMAGE = _noise((1, 3, 224, 224))
+_IMAGE = noise((1, 3, 224, 224))
 
 MODELS: dict[str, Callable[[], Case]] = {
-    "empty": _case(Empty, _noise((1,))),
-    "empty_function": lambda: Case(_add_one, _noise((1,))),
-    "mlp": _case(_mlp, _noise((1, 64))),
-    "tiny_cnn": _case(_tiny_cnn, _noise((1, 3, 32, 32))),
-    "moe": _case(Experts, _noise((8, 256))),
-    "moe_64": _case(Experts, _noise((64, 256))),
-    "towers": _case(Towers, _noise((64, 256))),
-    "dlrm": _case(Dlrm, _dlrm_inputs),
+    "empty": case(Empty, noise((1,))),
+    "empty_function": lambda: Case(_add_one, noise((1,))),
+    "mlp": case(_mlp, noise((1, 64))),
+    "tiny_cnn": case(_tiny_cnn, noise((1, 3, 32, 32))),
+    "moe": case(Experts, noise((8, 256))),
+    "moe_64": case(Experts, noise((64, 256))),
+    "towers": case(Towers, noise((64, 256))),
+    "dlrm": case(Dlrm, _dlrm_inputs),
     # Rounding may go the other way where x·s+o is next to a half: a few elements in 2^20.
-    "quantise": _case(Quantise, _noise((1024, 1024)), 1e-4),
-    "resnet50": _case(_resnet50, _IMAGE, 1e-4),
-    "googlenet": _case(_googlenet, _IMAGE, 1e-4),
-    "inception_v3": _case(_inception_v3, _noise((1, 3, 299, 299)), 1e-4),
-    "vit_s": _case(_vit_s, _IMAGE, 1e-4),
-    "bert": _case(_bert, _tokens(1, 128, 30522), 1e-4),
-    "gpt2_prefill": _case(lambda: Returns(_gpt2(), "logits"), _tokens(1, 64, 50257), 1e-4),
-    "gpt2_decode": _case(lambda: Gpt2Decode(_gpt2()), _decode_inputs, 1e-4),
+    "quantise": case(Quantise, noise((1024, 1024)), 1e-4),
+    "resnet50": case(_resnet50, _IMAGE, 1e-4),
+    "googlenet": case(_googlenet, _IMAGE, 1e-4),
+    "inception_v3": case(_inception_v3, noise((1, 3, 299, 299)), 1e-4),
+    "vit_s": case(_vit_s, _IMAGE, 1e-4),
+    "bert": case(_bert, tokens(1, 128, 30522), 1e-4),
+    "gpt2_prefill": case(lambda: Returns(_gpt2(), "logits"), tokens(1, 64, 50257), 1e-4),
+    "gpt2_decode": case(lambda: Gpt2Decode(_gpt2()), _decode_inputs, 1e-4),
 }
 
 
 @lru_cache(maxsize=1)
 def build(name: str) -> Case:
-    """`MODELS[name]()`, once; a forked worker finds what its parent built."""
-    return MODELS[name]()
+    """The model of that name, once; a forked worker finds what its parent built."""
+    from bench.zoo import ZOO
+
+    return (MODELS | ZOO)[name]()

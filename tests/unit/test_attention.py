@@ -63,6 +63,50 @@ def test_answers_are_right(made: list[bool], name: str, causal: bool) -> None:
     assert answer.stride() == model(q, k, v).stride()
 
 
+MASKS = {
+    "for each": (2, 3, 21, 37),
+    "for each head": (1, 3, 21, 37),
+    "for each batch": (2, 1, 21, 37),
+    "one": (1, 1, 21, 37),
+    "for all queries": (2, 3, 1, 37),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_are_added(made: list[bool], name: str) -> None:
+    """A query that sees nothing has the answer 0, as torch gives it."""
+    torch.manual_seed(0)
+    q, k, v = (heads(size, 32, batch=2) for size in (21, 37, 37))
+    mask = torch.randn(MASKS[name]).mul(4).masked_fill(torch.rand(MASKS[name]) < 0.3, -torch.inf)
+    mask[0, 0, -1] = -torch.inf
+
+    def model(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+    answer = graft.compile(model, (q, k, v, mask))(q, k, v, mask)
+    assert made == [True]
+    exact = model(q.double(), k.double(), v.double(), mask.double())
+    torch.testing.assert_close(answer.double(), exact, rtol=1e-4, atol=1e-5)
+    assert not answer[0, 0, -1].any()
+
+
+@pytest.mark.parametrize("name", ["of truths", "a constant", "part of another"])
+def test_masks_of_every_kind(made: list[bool], name: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = (heads(24, 16) for _ in range(3))
+    seen, held = torch.rand(1, 1, 24, 24) < 0.7, torch.randn(1, 3, 24, 24)
+
+    def model(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        given = {"of truths": mask, "a constant": held, "part of another": held[:, :1, ::2, ::2]}
+        few = q[:, :, ::2] if name == "part of another" else q
+        keys, values = (x[:, :, ::2] if name == "part of another" else x for x in (k, v))
+        return F.scaled_dot_product_attention(few, keys, values, given[name])
+
+    answer = graft.compile(model, (q, k, v, seen))(q, k, v, seen)
+    assert made == [True]
+    torch.testing.assert_close(answer, model(q, k, v, seen), rtol=1e-4, atol=1e-5)
+
+
 def test_parts_of_one_product_and_what_follows(made: list[bool]) -> None:
     """Queries, keys and values in one piece of memory, a scale of the model's own, a sum behind."""
     torch.manual_seed(0)
@@ -90,7 +134,8 @@ def test_infinite_scores_are_what_they_were(made: list[bool]) -> None:
 
 attend = F.scaled_dot_product_attention
 OTHERS: dict[str, Any] = {
-    "a mask": lambda q, k, v: attend(q, k, v, q @ k.transpose(-1, -2)),
+    "one number for all keys": lambda q, k, v: attend(q, k, v, q[..., :1]),
+    "a mask of two dimensions": lambda q, k, v: attend(q, k, v, q[0, 0] @ k[0, 0].T),
     "a scale below zero": lambda q, k, v: attend(q, k, v, scale=-1.0),
     "other types": lambda q, k, v: attend(q.double(), k.double(), v.double()),
     "few queries": lambda q, k, v: attend(q[:, :, :7], k, v),

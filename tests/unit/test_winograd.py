@@ -144,7 +144,7 @@ def test_what_follows_is_right(made: list[int], how: str) -> None:
 
 def test_what_follows_is_part_of_it() -> None:
     seen: list[Any] = []
-    original = winograd._Convolution.replace
+    original = winograd._Winograd.replace
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -160,7 +160,7 @@ def test_what_follows_is_part_of_it() -> None:
         seen.append(self.gm.graph.output_node().args[0][0].target)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(winograd._Convolution, "replace", replace)
+        patch.setattr(winograd._Winograd, "replace", replace)
         check(Model().eval(), torch.randn(1, 16, 12, 12))
     assert seen == [winograd.winograd()] * 2
 
@@ -227,7 +227,7 @@ def test_the_operator_itself_is_right() -> None:
     other = torch.randn(2, 48, 11, 8)
     weight = pack(layer.weight.detach())
     expected = (layer(x) + other).relu()
-    how = [2, 1], True, expected.shape, expected.stride()
+    how = [2, 1], "relu", expected.shape, expected.stride()
     found = winograd.winograd()(x, weight, layer.bias.detach(), other, *how)
     torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-5)
 

@@ -37,14 +37,20 @@ inline void product(const float* __restrict__ a, int64_t lda, const float* __res
     });
 }
 
-// Scores become their exponentials, less the largest; beyond `seen` they are none. Gives 1 / sum.
-inline float soften(float* row, int64_t seen, int64_t padded) {
-    for (int64_t c = seen; c < padded; ++c) row[c] = -std::numeric_limits<float>::infinity();
+// Scores, and what a mask adds, become their exponentials, less the largest; beyond `seen` they are
+// none. Gives 1 / sum; a query that sees nothing has no answer but 0.
+inline float soften(float* row, const float* mask, int64_t seen, int64_t padded) {
+    constexpr float none = -std::numeric_limits<float>::infinity();
+    for (int64_t c = 0; mask && c < seen; c += LANES)
+        (Vec::loadu(row + c) + Vec::loadu(mask + c, std::min(LANES, seen - c))).store(row + c);
+    for (int64_t c = seen; c < padded; ++c) row[c] = none;
     Vec high = Vec::loadu(row), sum(0.0f);
     for (int64_t c = LANES; c < padded; c += LANES)
         high = at::vec::maximum(high, Vec::loadu(row + c));
-    const Vec top(at::vec::vec_reduce_all<float>(
-        [](Vec& x, Vec& y) { return at::vec::maximum(x, y); }, high));
+    const float highest = at::vec::vec_reduce_all<float>(
+        [](Vec& x, Vec& y) { return at::vec::maximum(x, y); }, high);
+    if (mask && highest == none) return std::fill_n(row, padded, 0.0f), 0.0f;
+    const Vec top(highest);
     for (int64_t c = 0; c < padded; c += LANES) {
         const Vec e = (Vec::loadu(row + c) - top).exp_u20();
         e.store(row + c);
@@ -56,8 +62,8 @@ inline float soften(float* row, int64_t seen, int64_t padded) {
 // The answers to ROWS queries, of which the first is number `first`.
 template <int ROWS, int DEPTH, int WIDTH, bool CAUSAL>
 inline void answer(const float* q, int64_t q_step, const float* keys, const float* v,
-                   int64_t v_step, float* out, int64_t out_step, float* scores, int64_t first,
-                   int64_t count, float scale) {
+                   int64_t v_step, const float* mask, int64_t mask_step, float* out,
+                   int64_t out_step, float* scores, int64_t first, int64_t count, float scale) {
     const int64_t seen = CAUSAL ? std::min(count, first + ROWS) : count;
     const int64_t vectors = (seen + LANES - 1) / LANES, all = (count + LANES - 1) / LANES;
     const int64_t padded = vectors * LANES;
@@ -74,7 +80,8 @@ inline void answer(const float* q, int64_t q_step, const float* keys, const floa
     }
     for (int64_t r = 0; r < ROWS; ++r) {
         const int64_t own = CAUSAL ? std::min(count, first + r + 1) : count;
-        factors[r] = soften(scores + r * padded, own, padded);
+        const float* more = mask ? mask + r * mask_step : nullptr;
+        factors[r] = soften(scores + r * padded, more, own, padded);
     }
     int64_t c = 0;
     for (; c + 2 * LANES <= WIDTH; c += 2 * LANES)
@@ -122,6 +129,7 @@ _BODY = """
             const float* q = {q.start} + b * {q.stride[0]} + h * {q.stride[1]};
             const float* k = {k.start} + b * {k.stride[0]} + h * {k.stride[1]};
             const float* v = {v.start} + b * {v.stride[0]} + h * {v.stride[1]};
+            const float* mask = {mask};
             float* out = {out.start} + b * {out.stride[0]} + h * {out.stride[1]};
             pack<{depth}>(k, {k.stride[2]}, {keys}, packed);
             int64_t n = 0;
@@ -134,20 +142,23 @@ _BODY = """
 
 _ANSWER = """answer<{rows}, {depth}, {width}, {causal}>(
                     q + n * {q.stride[2]}, {q.stride[2]}, packed, v, {v.stride[2]},
-                    out + n * {out.stride[2]}, {out.stride[2]}, scores, n, {keys}, {scale}f)"""
+                    {masked}, {across}, out + n * {out.stride[2]}, {out.stride[2]},
+                    scores, n, {keys}, {scale}f)"""
 
 
 def generate_for(op: Any) -> None:
-    """Code is generated for calls op(q, k, v, causal, scale) of [batch, head, position, channel]:
-    32-bit floats on CPU whose sizes are known, channels a multiple of 16."""
+    """Code is generated for calls op(q, k, v, mask, causal, scale) of [batch, head, position,
+    channel]: 32-bit floats on CPU whose sizes are known, channels a multiple of 16. A mask is
+    [batch, head, query, key], and each but the last may be 1."""
 
-    def call(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
+    def call(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float) -> Any:
         batch, heads, queries, _ = map(int, q.get_size())
         width = int(v.get_size()[-1])
         size = [batch, heads, queries, width]
         stride = [queries * heads * width, width, heads * width, 1]
         write = functools.partial(_write, causal, scale)
-        return buffer("attention", [realized(x) for x in (q, k, v)], size, stride, write)
+        inputs = [realized(x) for x in (q, k, v, mask) if x is not None]
+        return buffer("attention", inputs, size, stride, write)
 
     lower(op, call)
 
@@ -155,7 +166,7 @@ def generate_for(op: Any) -> None:
 def _write(
     causal: bool, scale: float, inputs: Sequence[Tensor], out: Tensor, threads: int
 ) -> Source:
-    q, k, v = inputs
+    q, k, v, *masks = inputs
     batch, heads, queries, depth = q.size
     rows = min(ROWS, queries)
     values: dict[str, Any] = {
@@ -165,7 +176,17 @@ def _write(
         "parallel": f"#pragma omp parallel num_threads({threads})" if threads > 1 else "",
         "shared": "#pragma omp for" if threads > 1 else "",
     }  # fmt: skip
+    values |= _masking(*masks)
     values["answer"] = _ANSWER.format(**values)
     if left := queries % rows:
         values["rest"] = _ANSWER.format(**values | {"rows": left}) + ";"
     return Source(_PARTS, _BODY.format(**values))
+
+
+def _masking(mask: Tensor | None = None) -> dict[str, Any]:
+    """Where a head's mask begins, where that of a query does, and how far the next one's is."""
+    if mask is None:
+        return {"mask": "nullptr", "masked": "nullptr", "across": 0}
+    steps = [0 if size == 1 else step for size, step in zip(mask.size, mask.stride, strict=True)]
+    start = f"{mask.start} + b * {steps[0]} + h * {steps[1]}"
+    return {"mask": start, "masked": f"mask + n * {steps[2]}", "across": steps[2]}

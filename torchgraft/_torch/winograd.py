@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchgraft._torch.products import PRODUCT
-from torchgraft._torch.written import Source, Tensor, buffer, lower
+from torchgraft._torch.written import Source, Tensor, buffer, channels_last, lower
 
 ROWS = 8
 """Tiles at a time: with two vectors of channels, 16 sums in registers. 12 and 14 were as fast."""
@@ -74,8 +74,8 @@ inline void gather(const Shape& s, const Block& b, const float* x) {
     }
 }
 
-// A'mA of each tile, then bias, sum and relu, for WIDTH channels.
-template <int WIDTH, bool RELU>
+// A'mA of each tile, then bias, sum and what follows, for WIDTH channels.
+template <int WIDTH>
 inline void scatter(const Shape& s, const Block& b, const float* bias, const float* other,
                     float* out) {
     for (int64_t t = 0; t < b.count; ++t) {
@@ -96,7 +96,7 @@ inline void scatter(const Shape& s, const Block& b, const float* bias, const flo
                 if (other)
                     value = value + Vec::loadu(other + n * s.o_image + (y + i) * s.o_row +
                                                (z + j) * s.o_pixel + c);
-                if constexpr (RELU) value = at::vec::maximum(value, Vec(0.0f));
+                value = then(value);
                 value.store(out + n * s.y_image + (y + i) * s.y_row + (z + j) * s.y_pixel + c);
             };
             c10::ForcedUnroll<2>{}([&](auto i) {
@@ -109,7 +109,7 @@ inline void scatter(const Shape& s, const Block& b, const float* bias, const flo
 }
 
 // Outputs of WIDTH channels; REST is what is left of the last block's tiles.
-template <int ROWS, int REST, int WIDTH, bool RELU>
+template <int ROWS, int REST, int WIDTH>
 inline void panel(const Shape& s, const Block& b, const float* weight, const float* bias,
                   const float* other, float* out) {
     for (int64_t i = 0; i < 16; ++i, weight += s.depth * WIDTH) {
@@ -124,20 +124,20 @@ inline void panel(const Shape& s, const Block& b, const float* weight, const flo
                 product<REST, WIDTH>(data + t * b.step, b.step, weight, s.depth, nullptr, 0,
                                      sums + t * WIDTH, WIDTH);
     }
-    scatter<WIDTH, RELU>(s, b, bias, other, out);
+    scatter<WIDTH>(s, b, bias, other, out);
 }
 
 // Panels of WIDTH channels, and of NARROW that may be left.
-template <int ROWS, int REST, int WIDTH, int NARROW, bool RELU>
+template <int ROWS, int REST, int WIDTH, int NARROW>
 inline void convolve(const Shape& s, const Block& b, const float* x, const float* weight,
                      const float* bias, const float* other, float* out) {
     gather(s, b, x);
     int64_t k = 0;
     for (; k + WIDTH <= s.outs; k += WIDTH)
-        panel<ROWS, REST, WIDTH, RELU>(s, b, weight + k * 16 * s.depth, bias ? bias + k : nullptr,
+        panel<ROWS, REST, WIDTH>(s, b, weight + k * 16 * s.depth, bias ? bias + k : nullptr,
                                        other ? other + k : nullptr, out + k);
     if constexpr (NARROW > 0)
-        panel<ROWS, REST, NARROW, RELU>(s, b, weight + k * 16 * s.depth, bias ? bias + k : nullptr,
+        panel<ROWS, REST, NARROW>(s, b, weight + k * 16 * s.depth, bias ? bias + k : nullptr,
                                         other ? other + k : nullptr, out + k);
 }
 
@@ -158,50 +158,40 @@ _BODY = """
         for (int64_t first = 0; first < {tiles}; first += {block}) {{
             const Block block{{first, std::min<int64_t>({block}, {tiles} - first), data,
                                data + 16 * data_plane, step, data_plane, sums_plane}};
-            convolve<{rows}, {rest}, {width}, {narrow}, {relu}>(
+            convolve<{rows}, {rest}, {width}, {narrow}>(
                 shape, block, {x.start}, {weight.start}, {bias}, {other}, {out.start});
         }}
     }}
 """
 
 
-def generate_for(op: Any) -> None:
-    """Code is generated for calls op(x, weight, bias, other, padding, relu, size, stride) of
+def generate_for(op: Any, then: Any) -> None:
+    """Code is generated for calls op(x, weight, bias, other, padding, follows, size, stride) of
     images [count, channel, row, column]: 32-bit floats on CPU whose sizes are known, channels
-    multiples of 16. The result lies channels last, whatever its type in the graph says."""
+    multiples of 16. The result lies channels last, whatever its type in the graph says. `then`
+    gives the C++ of what follows."""
 
     def call(
-        x: Any, weight: Any, bias: Any, other: Any, pads: Sequence[int], relu: bool, *out: Any
+        x: Any, weight: Any, bias: Any, other: Any, pads: Sequence[int], follows: str, *out: Any
     ) -> Any:
         from torch._inductor import ir
 
         [[count, outs, high, wide], _] = out
-        inputs = [_last(x), ir.ExternKernel.realize_input(weight)]
+        inputs = [channels_last(x), ir.ExternKernel.realize_input(weight)]
         inputs += [] if bias is None else [ir.ExternKernel.realize_input(bias)]
-        inputs += [] if other is None else [_last(other)]
-        write = functools.partial(_write, pads, bias is not None, other is not None, relu)
+        inputs += [] if other is None else [channels_last(other)]
+        write = functools.partial(_write, pads, bias is not None, other is not None, then(follows))
         stride = [high * wide * outs, 1, wide * outs, outs]
         return buffer("winograd", inputs, [count, outs, high, wide], stride, write)
 
     lower(op, call)
 
 
-def _last(value: Any) -> Any:
-    """A value in memory, the channels of a pixel beside each other."""
-    from torch._inductor import ir
-
-    kernel = ir.ExternKernel
-    laid = kernel.require_channels_last(kernel.realize_input(value))
-    if laid.get_stride()[1] == 1:
-        return laid
-    return kernel.require_channels_last(kernel.copy_input(laid))
-
-
 def _write(
     pads: Sequence[int],
     has_bias: bool,
     has_other: bool,
-    relu: bool,
+    then: str,
     inputs: Sequence[Tensor],
     out: Tensor,
     threads: int,
@@ -220,11 +210,11 @@ def _write(
         x=x, weight=weight, bias=bias, other=other.start if other else "nullptr", out=out,
         shape=", ".join(map(str, shape)), depth=depth, tiles=tiles,
         block=-(-groups // blocks) * ROWS, rows=ROWS, rest=tiles % ROWS,
-        width=PANEL, narrow=outs % PANEL, relu=str(relu).lower(),
+        width=PANEL, narrow=outs % PANEL,
         parallel=f"#pragma omp parallel num_threads({threads})" if threads > 1 else "",
         shared="#pragma omp for" if threads > 1 else "",
     )  # fmt: skip
-    return Source(PRODUCT + _PARTS, body)
+    return Source(PRODUCT + then + _PARTS, body)
 
 
 def tiles_of(rows: int, columns: int) -> int:

@@ -37,6 +37,19 @@ def realized(value: Any) -> Any:
     return ir.ExternKernel.require_stride1(ir.ExternKernel.realize_input(value))
 
 
+def channels_last(value: Any, *, dense: bool = False) -> Any:
+    """An image in memory, the channels of a pixel beside each other; `dense`, and nothing else."""
+    from torch._inductor import ir
+
+    kernel = ir.ExternKernel
+    laid = kernel.require_channels_last(kernel.realize_input(value))
+    _, depth, _, wide = sizes = laid.get_size()
+    plain = [sizes[2] * wide * depth, 1, wide * depth, depth]
+    if list(laid.get_stride()) == plain if dense else laid.get_stride()[1] == 1:
+        return laid
+    return kernel.require_channels_last(kernel.copy_input(laid))
+
+
 def buffer(
     name: str, inputs: Sequence[Any], size: Sequence[int], stride: Sequence[int], write: Write
 ) -> Any:

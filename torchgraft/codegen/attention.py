@@ -25,8 +25,8 @@ MOST_KEYS = 4096
 
 
 def as_code(gm: GraphModule) -> bool:
-    """Let code be generated for attention without masks; whether there is any. `gm` is one that
-    Inductor's decompositions have been through."""
+    """Let code be generated for attention; whether there is any. `gm` is one that Inductor's
+    decompositions have been through."""
     if not own.is_ahead("amd", "intel"):
         return False
     found = gm.graph.find_nodes(
@@ -51,7 +51,7 @@ def _fits(
 ) -> bool:
     if not all(user.target is operator.getitem and user.args[1] == 0 for user in node.users):
         return False  # a gradient wants more than the result
-    if dropout or attn_mask is not None or (scale is not None and scale <= 0):
+    if dropout or (scale is not None and scale <= 0) or not _is_mask(attn_mask, k):
         return False
     queries, keys, values = (n.meta["val"] for n in (q, k, v))
     sizes = [*queries.shape, *keys.shape, *values.shape]
@@ -64,6 +64,19 @@ def _fits(
         and keys.shape[2] == values.shape[2] <= MOST_KEYS
         and queries.shape[3] % LANES == values.shape[3] % LANES == 0
         and queries.shape[0] * queries.shape[1] >= torch.get_num_threads()
+    )
+
+
+def _is_mask(mask: Node | None, k: Node) -> bool:
+    """Whether a mask, if there is one, adds a number for each key."""
+    if mask is None:
+        return True
+    value = mask.meta["val"]
+    return (
+        value.dtype == torch.float32
+        and value.ndim == 4
+        and all(isinstance(size, int) for size in value.shape)
+        and value.shape[3] == k.meta["val"].shape[2]
     )
 
 
@@ -81,7 +94,7 @@ def _replace(
     graph = node.graph
     factor = q.meta["val"].shape[-1] ** -0.5 if scale is None else float(scale)
     with graph.inserting_before(node):
-        made = graph.call_function(attend(), (q, k, v, causal, factor))
+        made = graph.call_function(attend(), (q, k, v, attn_mask, causal, factor))
     made.meta |= node.meta
     made.meta["val"] = node.meta["val"][0]
     for user in list(node.users):
@@ -93,13 +106,17 @@ def _replace(
 @functools.cache
 def attend() -> Any:
     """The operator that stands for it in a graph."""
-    schema = "attend(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> Tensor"
+    schema = (
+        "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale) -> Tensor"
+    )
     op = own.declared(schema, _plain)
     attention.generate_for(op)
     return op
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+def _plain(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> Tensor:
     flash = aten._scaled_dot_product_flash_attention_for_cpu
-    result: Tensor = flash(q, k, v, 0.0, causal, scale=scale)[0]
+    result: Tensor = flash(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)[0]
     return result

@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from torchgraft._torch import generator
 from torchgraft._torch import patches as code
 from torchgraft.codegen import own
+from torchgraft.codegen.convolution import both
 from torchgraft.fx import meta, returned
 from torchgraft.fx.cost import flops_of
 
@@ -77,7 +78,8 @@ class _Convolution:
     def __init__(self, gm: GraphModule, node: Node) -> None:
         self.gm, self.node = gm, node
         args: Any = node.args
-        self.data, self.weight, self.bias, self.steps, self.pads = args[:5]
+        self.data, self.weight, self.bias = args[:3]
+        self.steps, self.pads = map(both, args[3:5])
         _, self.depth, *self.kernel = self.weight.meta["val"].shape
 
     def replace(self) -> None:

@@ -15,7 +15,18 @@ from torch.fx import GraphModule, Node
 
 from torchgraft import _torch
 from torchgraft._torch import generator
-from torchgraft.codegen import attention, chain, convolve, epilogue, large, single, stacks, winograd
+from torchgraft.codegen import (
+    attention,
+    chain,
+    convolve,
+    depthwise,
+    direct,
+    epilogue,
+    large,
+    single,
+    stacks,
+    winograd,
+)
 from torchgraft.config import Config
 from torchgraft.fx import meta
 from torchgraft.fx.cost import flops_of, has_formula
@@ -87,6 +98,9 @@ def prepared(
     written = is_inference and own_registers and winograd.as_code(gm, mode)
     if is_inference and not timed and generator.vendor() in LARGE:
         convolve.as_products(gm, mode)
+    if is_inference and own_registers:
+        written |= direct.as_code(gm, mode)
+        written |= depthwise.as_code(gm, mode)
     if is_inference:
         single.as_loops(gm, mode)
     if is_inference and own_registers and not timed:
