@@ -1,53 +1,79 @@
-"""All kernels of a generated module behind one call. torch 2.11 to 2.13."""
+"""Kernels of a generated module that follow one another, behind one call; what lies between them in
+one piece of memory, which is kept from call to call. torch 2.11 to 2.13."""
 
 from __future__ import annotations
 
 import ast
+import ctypes
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torchgraft._torch import Flat
 
-MOST = 16
-"""Kernels behind one call: they share a source, for which there is one compiler."""
-MEMORY = 1 << 24
-"""Bytes between them. With more, the calls that are saved are nothing beside the work."""
+KEPT = 1 << 26
+"""Bytes between kernels that a program keeps. The system takes longer to give memory, page by page,
+than many kernels take to fill it; with more there is more to do, too."""
 _ALIGN = 64  # as torch's own memory
+_BYTES = "uint8_t*"
+_CALL, _RUN, _MEMORY, _POOL, _TABLE = (
+    f"_joined{name}" for name in ("", "_run", "_memory", "_pool", "_kernels")
+)  # no input is called so
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Kernels that are called one after the other: their numbers, types and what they are given."""
+
+    count: int  # of arguments
+    calls: tuple[tuple[int, tuple[str, ...], str], ...]
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        return ("int64_t", *(_BYTES,) * self.count)
+
+    @property
+    def source(self) -> str:
+        """A function in C++; its first argument is where the kernels are."""
+        params = ", ".join(f"{_BYTES} arg{i}" for i in range(self.count))
+        params = ", ".join(filter(None, ("int64_t at", params)))
+        lines = (
+            f"    reinterpret_cast<void (*)({', '.join(types)})>(kernels[{number}])({given});"
+            for number, types, given in self.calls
+        )
+        start = "    const auto kernels = reinterpret_cast<const uintptr_t*>(at);"
+        return "\n".join(
+            ["#include <cstdint>", f'extern "C" void kernel({params})', "{", start, *lines, "}\n"]
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A function in C++ that calls the kernels of a module in its order, and one in Python that
-    calls it in place of the module's `call`: memory between kernels is one piece."""
+    """What takes the place of a module's `call`: its runs, and a function in Python."""
 
-    count: int  # of arguments
-    calls: tuple[tuple[str, str], ...]  # names of kernels, and what they are given
+    runs: tuple[Run, ...]
     text: str
 
-    @property
-    def types(self) -> tuple[str, ...]:
-        return (_BYTES,) * self.count
-
-    def source(self, functions: Mapping[str, str]) -> str:
-        """The function in C++, where each kernel is a function of that name."""
-        params = ", ".join(f"{_BYTES} arg{i}" for i in range(self.count))
-        lines = (f"    {functions[name]}({given});" for name, given in self.calls)
-        return "\n".join(
-            ["#include <cstdint>", f'extern "C" void kernel({params})', "{", *lines, "}\n"]
-        )
-
-    def define(self, scope: dict[str, Any], kernel: Callable[..., None]) -> None:
-        """Put the function in Python into the namespace of a module."""
-        scope[_KERNEL] = kernel
+    def define(
+        self,
+        scope: dict[str, Any],
+        runs: Sequence[Callable[..., None]],
+        kernels: Sequence[Callable[..., None]],
+    ) -> None:
+        """Put the function into the namespace of a module."""
+        scope |= {f"{_RUN}{i}": run for i, run in enumerate(runs)}
+        table = (ctypes.c_void_p * len(kernels))(*map(_address, kernels))
+        scope |= {_TABLE: ctypes.addressof(table), f"{_TABLE}_held": table, _POOL: []}
         exec(compile(self.text, scope.get("__file__", "<joined>"), "exec"), scope)
 
 
-_BYTES = "uint8_t*"
-_KERNEL, _CALL, _MEMORY = "_joined_kernel", "_joined", "_joined_memory"  # no input is called so
+def _address(kernel: Any) -> int | None:
+    """Where the function in C++ begins that one of Python calls."""
+    function = getattr(ctypes.CDLL(kernel.__self__.__file__), kernel.__name__)
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 def joined(call: Flat) -> Flat:
@@ -58,177 +84,204 @@ def joined(call: Flat) -> Flat:
 
 
 def read(module: str, kernels: Mapping[str, Sequence[str]]) -> Entry | None:
-    """One call for a module's kernels, given its text and the types of their arguments. None where
-    it does more than call them: what libraries compute, sizes that are not known, partitions."""
-    if not 2 <= len(kernels) <= MOST:
-        return None
-    try:
-        return _Reader(kernels).read(_function(ast.parse(module)))
-    except _Unread:
-        return None
+    """What a module does, with its kernels in runs, given its text and the types of their
+    arguments. None where that would change nothing."""
+    functions = [
+        node
+        for node in ast.walk(ast.parse(module))
+        if isinstance(node, ast.FunctionDef) and node.name == "call"
+    ]
+    return _Reader(kernels).read(functions[0]) if len(functions) == 1 else None
 
 
 class _Unread(Exception):
-    """A statement that is none of those that are understood."""
+    """What is not understood, and stays as it is."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Value:
-    """A tensor: elements from the beginning of an input, a constant or a buffer."""
+    """A tensor: elements from the beginning of an input, a constant or a buffer; and from that of
+    what it is called where it is used."""
 
     root: str
     offset: int = 0
+    name: str = ""
+    more: int = 0
 
 
 @dataclasses.dataclass
 class _Buffer:
     """Memory that the module asks for, and the first and the last kernel that has it."""
 
-    made: str
     size: int
     first: int = -1
     last: int = -1
     place: int = 0
 
 
-def _function(module: ast.Module) -> ast.FunctionDef:
-    found = [
-        node
-        for node in ast.walk(module)
-        if isinstance(node, ast.FunctionDef) and node.name == "call"
-    ]
-    if len(found) != 1:
-        raise _Unread
-    return found[0]
+@dataclasses.dataclass
+class _Calls:
+    """Calls of kernels, what must come before them, and what may come after."""
+
+    before: list[ast.stmt] = dataclasses.field(default_factory=list)
+    calls: list[tuple[str, list[_Value]]] = dataclasses.field(default_factory=list)
+    after: list[ast.stmt] = dataclasses.field(default_factory=list)
 
 
 class _Reader:
     def __init__(self, kernels: Mapping[str, Sequence[str]]) -> None:
         self.kernels = kernels
-        self.head: list[str] = []
-        self.inputs: set[str] = set()
+        self.numbers = {name: number for number, name in enumerate(kernels)}
         self.values: dict[str, _Value] = {}
-        self.texts: dict[str, str] = {}  # of values, in Python
         self.buffers: dict[str, _Buffer] = {}
-        self.calls: list[tuple[str, list[_Value]]] = []
-        self.returned: str | None = None
-        self.outputs: set[str] = set()
+        self.fixed: set[str] = set()  # roots that others than kernels may see
+        self.parts: list[_Calls | ast.stmt] = []
+        self.count = 0
 
-    def read(self, function: ast.FunctionDef) -> Entry:
+    def read(self, function: ast.FunctionDef) -> Entry | None:
         for statement in function.body:
-            self._statement(statement)
-        if self.returned is None or len(self.calls) < 2:
-            raise _Unread
-        return self._written(self._placed())
+            try:
+                self._understand(statement)
+            except _Unread:
+                self._leave(statement)
+        held = {name: b for name, b in self.buffers.items() if name not in self.fixed}
+        held = {name: b for name, b in held.items() if b.first >= 0}
+        runs = [part for part in self.parts if isinstance(part, _Calls) and part.calls]
+        if not held and all(len(run.calls) < 2 for run in runs):
+            return None
+        return _Writer(self, held).written(_placed(list(held.values())))
 
-    def _statement(self, node: ast.stmt) -> None:
+    @property
+    def _calls(self) -> _Calls:
+        if not self.parts or not isinstance(self.parts[-1], _Calls):
+            self.parts.append(_Calls())
+        last = self.parts[-1]
+        assert isinstance(last, _Calls)
+        return last
+
+    def _understand(self, node: ast.stmt) -> None:
         match node:
             case ast.Delete():
-                pass
-            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Name(id="args")):
-                self.inputs |= {_name(name) for name in names}
-                self.head.append(ast.unparse(node))
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="args")))):
-                self.head.append(ast.unparse(node))
+                self._calls.after.append(node)
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=args, keywords=[])):
-                if name in self.kernels:
-                    self._call(name, args)
-                elif name.startswith("assert_") and _name(args[0]) in self.inputs:
-                    self.head.append(ast.unparse(node))
-                else:
-                    raise _Unread
+                self._call(name, args)
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self._assign(name, value)
-            case ast.Return(value=ast.Tuple(elts=values)):
-                self.returned = f"({''.join(f'{self._result(value)}, ' for value in values)})"
+                self._calls.before.append(node)
             case _:
                 raise _Unread
 
     def _assign(self, name: str, value: ast.expr) -> None:
         match value:
             case ast.Call(func=ast.Name(id="empty_strided_cpu"), args=[size, stride, dtype]):
-                self.buffers[name] = _Buffer(ast.unparse(value), _bytes(size, stride, dtype))
-                self.values[name], self.texts[name] = _Value(name), name
+                self.buffers[name] = _Buffer(_bytes(size, stride, dtype))
+                self.values[name] = _Value(name)
             case _:
-                self.values[name], self.texts[name] = self._value(value), self._text(value)
+                self.values[name] = self._value(value)
 
     def _value(self, node: ast.expr) -> _Value:
         match node:
             case ast.Name(id=name):
-                return self.values.get(name, _Value(name))
+                value = self.values.get(name, _Value(name))
+                return _Value(value.root, value.offset, name)
             case ast.Call(func=ast.Name(id="reinterpret_tensor"), args=[base, _, _, offset]):
                 value, more = self._value(base), _literal(offset)
-                return _Value(value.root, value.offset + more)
+                return _Value(value.root, value.offset + more, value.name, value.more + more)
         raise _Unread
-
-    def _text(self, node: ast.expr) -> str:
-        match node:
-            case ast.Name(id=name):
-                return self.texts.get(name, name)
-            case ast.Call(func=ast.Name(id=name), args=[base, *rest]):
-                return f"{name}({', '.join([self._text(base), *map(ast.unparse, rest)])})"
-        raise _Unread
-
-    def _result(self, node: ast.expr) -> str:
-        if isinstance(node, ast.Constant):
-            return ast.unparse(node)
-        self.outputs.add(self._value(node).root)
-        return self._text(node)
 
     def _call(self, name: str, args: Sequence[ast.expr]) -> None:
-        if not all(kind.endswith("*") for kind in self.kernels[name]):
+        if not all(kind.endswith("*") for kind in self.kernels.get(name, [""])):
             raise _Unread
         values = [self._value(arg) for arg in args]
         for value in values:
             if buffer := self.buffers.get(value.root):
-                buffer.first = len(self.calls) if buffer.first < 0 else buffer.first
-                buffer.last = len(self.calls)
-        self.calls.append((name, values))
+                buffer.first = self.count if buffer.first < 0 else buffer.first
+                buffer.last = self.count
+        self._calls.calls.append((name, values))
+        self.count += 1
 
-    def _placed(self) -> int:
-        """Give each buffer between kernels its place in one piece of memory, whose size it is."""
-        total, done = 0, list[_Buffer]()
-        inner = [b for name, b in self.buffers.items() if name not in self.outputs and b.first >= 0]
-        for buffer in sorted(inner, key=lambda b: -b.size):
-            taken = (b for b in done if b.first <= buffer.last and buffer.first <= b.last)
-            for other in sorted(taken, key=lambda b: b.place):
-                if buffer.place + buffer.size <= other.place:
-                    break
-                buffer.place = max(buffer.place, _aligned(other.place + other.size))
-            done.append(buffer)
-            total = max(total, buffer.place + buffer.size)
-        if total > MEMORY:
-            raise _Unread
-        return total
+    def _leave(self, node: ast.stmt) -> None:
+        """Keep a statement, and all that it names as it is."""
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name):
+                self.fixed.add(self.values.get(part.id, _Value(part.id)).root)
+                if isinstance(part.ctx, ast.Store):
+                    self.values.pop(part.id, None)
+        self.parts.append(node)
 
-    def _written(self, total: int) -> Entry:
-        roots = dict.fromkeys(v.root for _, values in self.calls for v in values)
-        outer = [r for r in roots if r not in self.buffers or r in self.outputs]
-        names = {root: f"arg{i}" for i, root in enumerate(outer, 1)}
+
+class _Writer:
+    def __init__(self, found: _Reader, held: Mapping[str, _Buffer]) -> None:
+        self.found, self.held = found, held
+        self.runs: list[Run] = []
+
+    def written(self, total: int) -> Entry:
+        lines = [line for part in self.found.parts for line in self._lines(part)]
+        fresh = f"{_MEMORY} = empty_strided_cpu(({total},), (1,), torch.uint8)"
+        start = [fresh] if total else []
+        if 0 < total <= KEPT:
+            start = ["try:", f"    {_MEMORY} = {_POOL}.pop()", "except IndexError:", f"    {fresh}"]
+            lines.insert(-1, f"{_POOL}.append({_MEMORY})")  # before they are returned
+        return Entry(tuple(self.runs), "\n    ".join([f"def {_CALL}(args):", *start, *lines]))
+
+    def _lines(self, part: _Calls | ast.stmt) -> Iterator[str]:
+        if isinstance(part, ast.stmt):
+            yield from ast.unparse(part).splitlines()
+            return
+        yield from map(ast.unparse, filter(self._stays, part.before))
+        if part.calls:
+            yield self._run(part.calls)
+        for node in part.after:
+            assert isinstance(node, ast.Delete)
+            names = [ast.unparse(name) for name in node.targets]
+            if left := [name for name in names if self._root(name) not in self.held]:
+                yield f"del {', '.join(left)}"
+
+    def _root(self, name: str) -> str:
+        return self.found.values.get(name, _Value(name)).root
+
+    def _stays(self, node: ast.stmt) -> bool:
+        assert isinstance(node, ast.Assign)
+        return self._root(ast.unparse(node.targets[0])) not in self.held
+
+    def _run(self, calls: Sequence[tuple[str, list[_Value]]]) -> str:
+        values = [value for _, values in calls for value in values]
+        outer = dict.fromkeys(value.name for value in values if value.root not in self.held)
+        inner = [_MEMORY] if any(value.root in self.held for value in values) else []
+        names = {name: f"arg{i}" for i, name in enumerate((*inner, *outer))}
 
         def pointer(value: _Value, kind: str) -> str:
-            at = names.get(value.root) or f"arg0 + {self.buffers[value.root].place}"
-            return f"reinterpret_cast<{kind}>({at}) + {value.offset}"
+            if buffer := self.held.get(value.root):
+                at, offset = f"{names[_MEMORY]} + {buffer.place}", value.offset
+            else:
+                at, offset = names[value.name], value.more
+            return f"reinterpret_cast<{kind}>({at}) + {offset}"
 
-        calls = tuple(
-            (name, ", ".join(map(pointer, values, self.kernels[name])))
-            for name, values in self.calls
+        kinds = self.found.kernels
+        told = tuple(
+            (
+                self.found.numbers[name],
+                tuple(kinds[name]),
+                ", ".join(map(pointer, values, kinds[name])),
+            )
+            for name, values in calls
         )
-        body = [
-            *self.head,
-            *(f"{name} = {b.made}" for name, b in self.buffers.items() if name in self.outputs),
-            f"{_MEMORY} = empty_strided_cpu(({total},), (1,), torch.uint8)",
-            f"{_KERNEL}({', '.join([_MEMORY, *outer])})",
-            f"return {self.returned}",
-        ]
-        text = "\n    ".join([f"def {_CALL}(args):", *body])
-        return Entry(1 + len(outer), calls, text)
+        self.runs.append(Run(len(names), told))
+        return f"{_RUN}{len(self.runs) - 1}({', '.join([_TABLE, *names])})"
 
 
-def _name(node: ast.expr) -> str:
-    if not isinstance(node, ast.Name):
-        raise _Unread
-    return node.id
+def _placed(buffers: Sequence[_Buffer]) -> int:
+    """Give each buffer its place in one piece of memory, whose size it is."""
+    total, done = 0, list[_Buffer]()
+    for buffer in sorted(buffers, key=lambda b: -b.size):
+        taken = (b for b in done if b.first <= buffer.last and buffer.first <= b.last)
+        for other in sorted(taken, key=lambda b: b.place):
+            if buffer.place + buffer.size <= other.place:
+                break
+            buffer.place = max(buffer.place, _aligned(other.place + other.size))
+        done.append(buffer)
+        total = max(total, buffer.place + buffer.size)
+    return total
 
 
 def _literal(node: ast.expr) -> Any:

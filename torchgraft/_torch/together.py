@@ -25,8 +25,8 @@ def together(*, joined: bool = False) -> Iterator[None]:
     """Kernels for CPU are built when the module that asks for them waits, many in one source.
 
     Inductor starts a compiler for each, which reads headers and links before and after what little
-    it has to do. Holds for modules that this thread loads. With `joined`, a module that does
-    nothing but call its kernels gets one call for all of them, which holds its inputs to the end.
+    it has to do. Holds for modules that this thread loads. With `joined`, kernels that a module
+    calls one after the other get one call, which holds what they read to its end.
     """
     from torch._inductor.async_compile import AsyncCompile
 
@@ -40,12 +40,15 @@ def together(*, joined: bool = False) -> Iterator[None]:
 
     def waited(self: Any, scope: dict[str, Any]) -> None:
         kernels = {name: value for name, value in scope.items() if isinstance(value, _Kernel)}
-        if joined and (found := _entry(scope, kernels)):
-            *each, whole = _start([*kernels.values(), _whole(found, kernels)], None)()
-            scope.update(zip(kernels, each, strict=True))
-            found.define(scope, whole)
-        else:
-            scope.update(_built(kernels, self.submit))
+        found = _entry(scope, kernels) if joined else None
+        runs = {
+            f"{_RUN}{i}": _Kernel(r.types, r.source)
+            for i, r in enumerate(found.runs if found else ())
+        }
+        built = dict(_built({**kernels, **runs}, self.submit))
+        scope.update((name, built[name]) for name in kernels)
+        if found:
+            found.define(scope, [built[name] for name in runs], [built[name] for name in kernels])
         wait(self, scope)
 
     with (
@@ -57,6 +60,7 @@ def together(*, joined: bool = False) -> Iterator[None]:
 
 _ENTRY = re.compile(r'^(extern "C"\s+void\s+)kernel\b', re.MULTILINE)
 _INCLUDE = re.compile(r"^\s*#include .*$", re.MULTILINE)
+_RUN = "run "  # no kernel is called so
 _MACRO = re.compile(r"^\s*#(?!include|pragma)", re.MULTILINE)
 
 
@@ -109,18 +113,12 @@ def _built(kernels: dict[str, _Kernel], submit: Callable[..., Any]) -> Iterator[
 
 
 def _entry(scope: Mapping[str, Any], kernels: Mapping[str, _Kernel]) -> entry.Entry | None:
-    """One call for all kernels of the module with this namespace, where it does nothing else."""
+    """The module with this namespace, its kernels in runs."""
     try:
         text = pathlib.Path(scope["__file__"]).read_text()
     except (KeyError, OSError):
         return None
     return entry.read(text, {name: kernel.types for name, kernel in kernels.items()})
-
-
-def _whole(found: entry.Entry, kernels: Mapping[str, _Kernel]) -> _Kernel:
-    """The kernel that calls those that stand before it in a source."""
-    functions = (f"of_{name}::{name}" for name in _names(len(kernels)))
-    return _Kernel(found.types, found.source(dict(zip(kernels, functions, strict=True))))
 
 
 def _start(kernels: Sequence[_Kernel], submit: Any) -> Callable[[], list[Any]]:

@@ -135,7 +135,7 @@ def _only(node: Node, target: Any) -> Node | None:
 _THEN: dict[str, tuple[Callable[..., Tensor], str]] = {
     "relu": (F.relu, "at::vec::maximum(v, Vec(0.0f))"),
     "clamp": (torch.clamp, "at::vec::clamp(v, Vec({}f), Vec({}f))"),
-    "silu": (F.silu, "v / (Vec(1.0f) + v.neg().exp())"),
+    "silu": (F.silu, "v / (Vec(1.0f) + v.neg().exp_u20())"),
     "gelu": (F.gelu, "Vec(0.5f) * v * (Vec(1.0f) + (v * Vec(0.70710678f)).erf())"),
 }
 

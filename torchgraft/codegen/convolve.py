@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from torchgraft._torch import generator
+from torchgraft._torch import direct, generator
 from torchgraft._torch import patches as code
 from torchgraft.codegen import own
 from torchgraft.codegen.convolution import both
@@ -33,10 +33,13 @@ FEW = 16
 
 def as_products(gm: GraphModule, mode: Any) -> None:
     """Replace small two-dimensional convolutions with constant weights on CPU by products, where
-    they are most of the work of all. `mode` is the fake mode of the graph's values."""
+    they are most of the work of all, or have few outputs. `mode` is the fake mode of the graph's
+    values."""
     found = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
     small = [node for node in found if _is_small(*node.args, out=node.meta["val"])]
     if 2 * sum(map(flops_of, small)) <= sum(map(flops_of, found)):
+        small = [node for node in small if _has_few_rows(node.meta["val"])]
+    if not small:
         return  # little to gain, and a kernel to compile for each: 25 of them in GoogLeNet
     gm.meta["fake_mode"] = mode
     before, given = meta.snapshot(gm.graph), meta.output_values(gm)
@@ -70,6 +73,11 @@ def _is_small(
         and weight.op == "get_attr"
         and 0 < 2 * out.numel() * weight.meta["val"][0].numel() <= SMALL
     )
+
+
+def _has_few_rows(out: Tensor) -> bool:
+    """Whether a product would be of few rows, such as what gates the channels of an image."""
+    return out.numel() // out.shape[1] < min(direct.ROWS)
 
 
 class _Convolution:

@@ -241,7 +241,9 @@ def _all_products(gm: GraphModule) -> Iterator[tuple[int, int, bool]]:
 
 
 def _is_held(node: Node) -> bool:
-    while node.op == "call_function" and is_view(node) and node.all_input_nodes:
+    while node.op == "call_function" and node.all_input_nodes:
+        if not is_view(node) and node.target is not torch.ops.aten.clone.default:
+            return False
         node = node.all_input_nodes[0]
     return node.op == "get_attr"
 
