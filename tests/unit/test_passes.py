@@ -417,5 +417,47 @@ def test_what_depends_on_frozen_weights_alone_is_folded() -> None:
     assert len(ops(compiled(model, freeze=False))) == 4
 
 
+def test_what_depends_on_nothing_is_held_where_it_takes_more_than_reading_it() -> None:
+    def banded(x: Tensor) -> Tensor:
+        at = torch.arange(x.shape[0])
+        near = (at[:, None] - at).abs() // 2 < 2
+        return x.masked_fill(near.logical_not(), -1)
+
+    run = compiled(banded)
+    assert ops(run) == ["scalar_tensor.default", "where.self"]
+    torch.testing.assert_close(run(X), banded(X))
+    assert len(ops(compiled(lambda x: x + torch.arange(4) * 2))) == 3  # part of what reads it
+    ranged = graft.Input(min_shape=(2, 4), max_shape=(8, 4))
+    run = compiled(lambda x: banded(x @ x.t()), ranged)
+    assert len(ops(run)) > 5  # there is one for each size
+    for rows in (2, 5):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(run(x), banded(x @ x.t()))
+    drawn = compiled(lambda x: x + (((torch.rand(4) + 1) * 2).sin().cos() + 3))
+    assert not torch.equal(drawn(X), drawn(X))
+
+
+def test_a_mask_of_attention_is_held() -> None:
+    q = torch.randn(1, 2, 4, 8)
+
+    def masked(q: Tensor) -> Tensor:
+        mask = torch.zeros(4, 4).masked_fill(torch.eye(4, dtype=torch.bool), -torch.inf)
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, mask)
+
+    run = compiled(masked, q)
+    assert "masked_fill.Scalar" not in ops(run)
+    assert "zeros.default" not in ops(run)
+    torch.testing.assert_close(run(q), masked(q))
+
+
+def test_what_is_large_and_depends_on_nothing_is_computed() -> None:
+    def many(x: Tensor) -> Tensor:
+        return x + ((torch.arange(1 << 22) % 7 * 3 + 1) // 2 - 1).float().sum()
+
+    assert ops(compiled(many)) == ["add.Tensor"]  # the sum is one number
+    wide = torch.randn(1, 1 << 22)
+    assert len(ops(compiled(lambda x: x + (torch.arange(1 << 23)[::2] % 7 * 3 + 1) // 2, wide))) > 3
+
+
 def test_view_becomes_reshape() -> None:
     assert ops(compiled(lambda x: x.view(-1).sin())) == ["reshape.default", "sin.default"]

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from torchgraft.comm.ops import is_wait
 from torchgraft.config import Config
 from torchgraft.fx import meta
+from torchgraft.fx.cost import bytes_of
 from torchgraft.fx.dialect import is_pure, is_view
 
 aten = torch.ops.aten
@@ -111,25 +112,67 @@ def _key(node: Node) -> Any:
 
 
 def fold_constants(gm: GraphModule, example_inputs: Sequence[Any], config: Config) -> None:
-    """Compute at compile time what depends on frozen weights and constants alone."""
+    """Compute at compile time what depends on frozen weights and constants alone, and of what
+    depends on nothing, such as masks, what is better held than computed in each call."""
+    better = _better_held(gm)
     for node in list(gm.graph.nodes):
-        if not is_pure(node) or not node.all_input_nodes:
+        if not is_pure(node) or not (node.all_input_nodes or node in better):
             continue
         if is_view(node) and reaches_output(node):  # of the copy that the caller gets
             continue
         if any(used.op != "get_attr" for used in node.all_input_nodes):
             continue
         held = {n: meta.attribute(gm, str(n.target)) for n in node.all_input_nodes}
-        if not all(isinstance(t, Tensor) for t in held.values()) or _grows(node, held.values()):
+        if not all(isinstance(t, Tensor) for t in held.values()):
+            continue
+        if node not in better and _grows(node, held.values()):
             continue
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), held.__getitem__)
         assert callable(node.target)
         with torch.no_grad():
             result = node.target(*args, **kwargs)
         if isinstance(result, Tensor):
-            if "prepare" in gm.meta:
+            if "prepare" in gm.meta and not held:
+                gm.meta["prepare"].constant(result)
+            elif "prepare" in gm.meta:
                 gm.meta["prepare"].folded(gm, node, result)
             _to_constant(gm, node, result)
+
+
+LARGEST = 1 << 24
+"""Bytes up to which what depends on nothing is held."""
+MANY = 4
+"""Calls that are more to do for each number than to read it; fewer are part of what reads it."""
+
+
+def _better_held(gm: GraphModule) -> set[Node]:
+    """Calls that make values out of nothing, and constants, for calls that are given an input, too:
+    many calls, or those for attention, which reads its mask from memory."""
+    known: set[Node] = set()
+    for node in gm.graph.nodes:
+        if node.op == "get_attr" or (is_pure(node) and known.issuperset(node.all_input_nodes)):
+            known.add(node)
+    found: set[Node] = set()
+    for node in known:
+        users = [user for user in node.users if user not in known]
+        if not users or bytes_of(node.meta.get("val")) > LARGEST:
+            continue
+        calls = _behind(node)
+        masks = any("scaled_dot_product" in str(user.target) for user in users)
+        many = sum(bool(call.all_input_nodes) and not is_view(call) for call in calls) >= MANY
+        if (masks or many) and any(not call.all_input_nodes for call in calls):
+            found |= calls
+    return found
+
+
+def _behind(node: Node) -> set[Node]:
+    """A call, and those that its inputs come from."""
+    found, ahead = set[Node](), [node]
+    while ahead:
+        if (one := ahead.pop()) not in found and one.op == "call_function":
+            found.add(one)
+            ahead += one.all_input_nodes
+    return found
 
 
 def _grows(node: Node, inputs: Any) -> bool:
