@@ -264,6 +264,8 @@ def test_kernels_of_one_source_share_their_functions(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(together.written, "shared", shared)
     layers = [nn.Conv2d(16, 16 * (i + 1), 3, padding=1) for i in range(3)]
     check(Several(layers).eval(), *(torch.randn(1, 16, 8 + i, 8) for i in range(3)))
-    [source] = sources
-    assert source.count("struct Shape {") == 1
-    assert source.count("const Shape shape{") == 3
+    convolutions = [source.count("const Shape shape{") for source in sources]
+    assert sum(convolutions) == 3
+    assert [source.count("struct Shape {") for source in sources] == [
+        min(n, 1) for n in convolutions
+    ]

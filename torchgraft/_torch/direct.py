@@ -13,8 +13,8 @@ ROWS = (8, 7, 6, 5)
 """Outputs at a time: with two vectors of channels, up to 16 sums in registers."""
 BLOCK = 16
 """Of those, for which weights are read once."""
-PANEL = 32
-"""Channels whose weights lie together, two vectors."""
+PANEL, LANES = 32, 16
+"""Channels whose weights lie together, and those of a vector."""
 FEW = 8
 """Channels, fewer than which are a loop that ends before it has begun: the image is copied."""
 
@@ -149,7 +149,7 @@ def panels(outs: int) -> list[tuple[int, int, int]]:
     """How many panels there are, of how many channels each is, and how many of those are real:
     whole ones first, then what is left."""
     whole, left = divmod(outs, PANEL)
-    kinds = [(whole, PANEL, PANEL), (1, PANEL if 2 * left > PANEL else PANEL // 2, left)]
+    kinds = [(whole, PANEL, PANEL), (1, PANEL if left > LANES else LANES, left)]
     return [kind for kind in kinds if kind[0] and kind[2]]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,37 +44,41 @@ class _Direct(convolution.Convolution):
         each = outs // self.groups
         together = depth * wide if self.groups == self.dilation[1] == 1 else depth
         return bool(
-            together >= LEAST
-            and code.filled(each) <= MOST * each
-            and count * math.prod(sides) >= min(code.ROWS)
+            together >= LEAST and fills(each) and count * math.prod(sides) >= min(code.ROWS)
         )
 
     def made(self, weight: Node, bias: Node | None, out: Tensor) -> Node:
         kernel = list(weight.meta["val"].shape[2:])
         how = kernel, self.steps, self.pads, self.dilation, self.groups, self.then
-        packed = self._packed(weight)
+        held = packed(self.call, weight, self.groups)
         size, stride = list(out.shape), list(out.stride())
-        return self.call(direct(), self.data, packed, bias, self.other, *how, size, stride)
+        return self.call(direct(), self.data, held, bias, self.other, *how, size, stride)
 
-    def _packed(self, weight: Node) -> Node:
-        """Panels [panel][pixel of the kernel][channel][output of the panel], one after the other,
-        for each group; what is left in the last of a group is zero."""
-        outs, depth, high, wide = weight.meta["val"].shape
-        each = outs // self.groups
-        rows = self.call(aten.permute.default, weight, [0, 2, 3, 1])
-        rows = self.call(aten.reshape.default, rows, [self.groups, each, high * wide * depth])
-        if more := code.filled(each) - each:
-            rows = self.call(aten.constant_pad_nd.default, rows, [0, 0, 0, more])
-        kinds, start = [], 0
-        for count, width, _ in code.panels(each):
-            part = self.call(aten.slice.Tensor, rows, 1, start, start + count * width)
-            part = self.call(aten.reshape.default, part, [self.groups, count, width, -1])
-            part = self.call(aten.permute.default, part, [0, 1, 3, 2])
-            part = self.call(aten.clone.default, part, memory_format=torch.contiguous_format)
-            kinds.append(self.call(aten.reshape.default, part, [self.groups, -1]))
-            start += count * width
-        packed = self.call(aten.cat.default, kinds, 1) if len(kinds) > 1 else kinds[0]
-        return self.call(aten.reshape.default, packed, [-1])
+
+def fills(outs: int) -> bool:
+    """Whether so many outputs are most of the vectors that they fill up."""
+    return code.filled(outs) <= MOST * outs
+
+
+def packed(call: Callable[..., Node], weight: Node, groups: int = 1) -> Node:
+    """Panels [panel][pixel of the kernel][channel][output of the panel], one after the other, for
+    each group; what is left in the last of a group is zero."""
+    outs, depth, high, wide = weight.meta["val"].shape
+    each = outs // groups
+    rows = call(aten.permute.default, weight, [0, 2, 3, 1])
+    rows = call(aten.reshape.default, rows, [groups, each, high * wide * depth])
+    if more := code.filled(each) - each:
+        rows = call(aten.constant_pad_nd.default, rows, [0, 0, 0, more])
+    kinds, start = [], 0
+    for count, width, _ in code.panels(each):
+        part = call(aten.slice.Tensor, rows, 1, start, start + count * width)
+        part = call(aten.reshape.default, part, [groups, count, width, -1])
+        part = call(aten.permute.default, part, [0, 1, 3, 2])
+        part = call(aten.clone.default, part, memory_format=torch.contiguous_format)
+        kinds.append(call(aten.reshape.default, part, [groups, -1]))
+        start += count * width
+    made = call(aten.cat.default, kinds, 1) if len(kinds) > 1 else kinds[0]
+    return call(aten.reshape.default, made, [-1])
 
 
 # --- The operator that stands for it in a graph ---

@@ -1,7 +1,5 @@
-"""Large products with constant weights on CPU, by generated code where that beats a library.
-
-Inductor's own loses to oneDNN there, and both to a plainer loop (docs/performance.md).
-"""
+"""Products with constant weights on CPU by the loop for convolutions, where that beats Inductor's:
+large ones, and those whose columns do not fill vectors."""
 
 from __future__ import annotations
 
@@ -9,11 +7,10 @@ import functools
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from torchgraft._torch import products as code
-from torchgraft.codegen import own
+from torchgraft._torch import direct as code
+from torchgraft.codegen import direct, own
 from torchgraft.fx import meta
 from torchgraft.fx.cost import flops_of
 from torchgraft.fx.dialect import is_view
@@ -29,8 +26,8 @@ than 40 were not measured."""
 
 
 def as_code(gm: GraphModule, mode: Any) -> bool:
-    """Replace large products with constant weights; whether there are any. `mode` is the fake mode
-    of the graph's values."""
+    """Replace such products; whether there are any. `mode` is the fake mode of the graph's
+    values."""
     if not own.is_ahead("amd"):  # on Intel's, MKL is: ViT-S 85.3 ms with it, 97.7 without
         return False
     found = [
@@ -47,17 +44,19 @@ def as_code(gm: GraphModule, mode: Any) -> bool:
 def _fits(node: Node) -> bool:
     bias, data, weight = _parts(node)
     x, out = data.meta["val"], node.meta["val"]
-    return (
+    if not (
         out.device.type == "cpu"
         and out.dtype == torch.float32
         and not node.kwargs
         and all(isinstance(size, int) for size in (*x.shape, *out.shape))
-        and FEWEST <= out.shape[0] <= MOST
-        and out.shape[1] % code.PANEL == 0
-        and flops_of(node) >= LEAST
         and _is_held(weight)
         and (bias is None or list(bias.meta["val"].shape) == [out.shape[1]])
-    )
+    ):
+        return False
+    rows, columns = out.shape
+    if columns % code.LANES == 0:
+        return FEWEST <= rows <= MOST and flops_of(node) >= LEAST
+    return rows >= min(code.ROWS) and x.numel() > 0 and direct.fills(columns)
 
 
 def _parts(node: Node) -> tuple[Any, Any, Any]:
@@ -73,26 +72,20 @@ def _is_held(node: Node) -> bool:
 
 
 def _replace(gm: GraphModule, node: Node) -> None:
+    """By a convolution: the rows are pixels of one line."""
     bias, data, weight = _parts(node)
-    inner, columns = weight.meta["val"].shape
+    (rows, inner), columns = data.meta["val"].shape, node.meta["val"].shape[1]
     call = functools.partial(meta.call, gm, node)
     with gm.graph.inserting_before(node):
-        panels = call(aten.reshape.default, weight, [inner, columns // code.PANEL, code.PANEL])
-        panels = call(aten.permute.default, panels, [1, 0, 2])
-        packed = call(aten.clone.default, panels, memory_format=torch.contiguous_format)
-        made = call(product(), data, packed, bias)
+        line = call(aten.reshape.default, data, [1, 1, rows, inner])
+        line = call(aten.permute.default, line, [0, 3, 1, 2])
+        kernel = call(aten.permute.default, weight, [1, 0])
+        kernel = call(aten.reshape.default, kernel, [columns, inner, 1, 1])
+        held = direct.packed(call, kernel)
+        how = [1, 1], [1, 1], [0, 0], [1, 1], 1, ""
+        size, stride = [1, columns, 1, rows], [rows * columns, 1, rows * columns, columns]
+        made = call(direct.direct(), line, held, bias, None, *how, size, stride)
+        made = call(aten.permute.default, made, [0, 2, 3, 1])
+        made = call(aten.reshape.default, made, [rows, columns])
     node.replace_all_uses_with(made)
     gm.graph.erase_node(node)
-
-
-@functools.cache
-def product() -> Any:
-    """The operator that stands for it in a graph: x times the columns of all panels, and bias."""
-    op = own.declared("product(Tensor x, Tensor weight, Tensor? bias) -> Tensor", _plain)
-    code.generate_for(op)
-    return op
-
-
-def _plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    made = x @ weight.permute(1, 0, 2).flatten(1)
-    return made if bias is None else made + bias
