@@ -21,6 +21,7 @@ from torchgraft._torch.derived import Derived
 from torchgraft._torch.generator import (
     GRAPH_IDS,
     Keep,
+    device_of,
     freeze,
     gcc_flags,
     joint_passes,
@@ -59,6 +60,9 @@ def compile(
         "aot_inductor.embed_kernel_binary": True,
         "aot_inductor.output_path": path,
         "aot_inductor.metadata": {},  # torch writes to it, and it is part of a hash of settings
+        # One piece of memory a call: many are given back to the system, which takes as long to give
+        # them again, page by page, as MobileNet's kernels take.
+        "memory_planning": device_of(gm, inputs).type == "cpu",
     }
     frozen = any("weight" in node.meta for node in gm.graph.nodes)
     settings |= {"freezing": True, "freezing_discard_parameters": False} if frozen else {}

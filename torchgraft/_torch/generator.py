@@ -112,7 +112,7 @@ def compile_graph(
     settings: dict[str, Any] = {}
     if frozen:
         settings |= {"freezing": True, "freezing_discard_parameters": False}
-        if _device(gm, inputs).type == "cpu":
+        if device_of(gm, inputs).type == "cpu":
             # Packed weights cannot be cached; before it finds one, Inductor lists the others,
             # number by number, for a key. And those that generated code packs would be taken for
             # any of their type: torch (to 2.13) has folded ones in the key by type alone.
@@ -344,7 +344,7 @@ def joint_passes(gm: GraphModule, inputs: Sequence[Any], keep: Keep) -> GraphMod
     before = map_arg(gm.graph.output_node().args[0], lambda node: node.meta.get("val"))
     with V.set_fake_mode(fake_mode_of(inputs)):
         if "input_device" in inspect.signature(run).parameters:  # torch >= 2.12
-            gm = run(gm, input_device=_device(gm, inputs))
+            gm = run(gm, input_device=device_of(gm, inputs))
         else:
             gm = run(gm)
     keep(gm, before)
@@ -463,7 +463,8 @@ def _processor() -> str:
         return platform.processor()
 
 
-def _device(gm: GraphModule, inputs: Sequence[Any]) -> torch.device:
+def device_of(gm: GraphModule, inputs: Sequence[Any]) -> torch.device:
+    """Where a region computes: on the CPU where nothing is anywhere else."""
     values = [*inputs, *(node.meta.get("val") for node in gm.graph.nodes)]
     devices = [v.device for v in values if isinstance(v, Tensor)]
     return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
 from torchgraft.fx import meta
+from torchgraft.fx.dialect import is_held
 
 aten = torch.ops.aten
 
@@ -20,9 +21,9 @@ aten = torch.ops.aten
 def replace(gm: GraphModule, mode: Any, kind: type[Convolution]) -> bool:
     """Replace those that are of a kind; whether there are any. `mode` is the fake mode of the
     graph's values."""
+    gm.meta["fake_mode"] = mode
     found = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
     chosen = [node for node in found if _is_plain(node) and kind(gm, node).fits()]
-    gm.meta["fake_mode"] = mode
     for node in chosen:
         kind(gm, node).replace()  # anew: what it reads may have been replaced
     return bool(chosen)
@@ -38,7 +39,7 @@ def _is_plain(node: Node) -> bool:
         and out.ndim == 4
         and not transposed
         and all(isinstance(size, int) for size in x.shape)
-        and weight.op == "get_attr"  # type: ignore[union-attr]
+        and is_held(weight)  # type: ignore[arg-type]
         and min(out.shape) > 0
     )
 

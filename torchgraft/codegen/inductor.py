@@ -31,7 +31,7 @@ from torchgraft.config import Config
 from torchgraft.fx import meta
 from torchgraft.fx.cost import flops_of, has_formula
 from torchgraft.fx.decompose import decompose, keep_strides
-from torchgraft.fx.dialect import is_view
+from torchgraft.fx.dialect import is_held, is_view
 from torchgraft.run import pages
 
 log = logging.getLogger("torchgraft")
@@ -237,15 +237,7 @@ def _all_products(gm: GraphModule) -> Iterator[tuple[int, int, bool]]:
             value = data.meta["val"]
             rows = value.shape[-2]
             if value.device.type == "cpu" and isinstance(rows, int):
-                yield rows, flops_of(node), _is_held(weight)
-
-
-def _is_held(node: Node) -> bool:
-    while node.op == "call_function" and node.all_input_nodes:
-        if not is_view(node) and node.target is not torch.ops.aten.clone.default:
-            return False
-        node = node.all_input_nodes[0]
-    return node.op == "get_attr"
+                yield rows, flops_of(node), is_held(weight)
 
 
 def _generates(flops: float, is_constant: bool) -> bool:

@@ -13,7 +13,7 @@ from torchgraft._torch import direct as code
 from torchgraft.codegen import direct, own
 from torchgraft.fx import meta
 from torchgraft.fx.cost import flops_of
-from torchgraft.fx.dialect import is_view
+from torchgraft.fx.dialect import is_held
 
 aten = torch.ops.aten
 
@@ -49,7 +49,7 @@ def _fits(node: Node) -> bool:
         and out.dtype == torch.float32
         and not node.kwargs
         and all(isinstance(size, int) for size in (*x.shape, *out.shape))
-        and _is_held(weight)
+        and is_held(weight)
         and (bias is None or list(bias.meta["val"].shape) == [out.shape[1]])
     ):
         return False
@@ -63,12 +63,6 @@ def _parts(node: Node) -> tuple[Any, Any, Any]:
     """What is added, and the factors."""
     args: Any = node.args
     return (None, *args) if node.target is aten.mm.default else args
-
-
-def _is_held(node: Node) -> bool:
-    while node.op == "call_function" and is_view(node) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return node.op == "get_attr"
 
 
 def _replace(gm: GraphModule, node: Node) -> None:

@@ -249,3 +249,12 @@ def is_view(node: Node) -> bool:
     if schema is None:
         return node.op == "call_function"  # getitem and the like: whatever they are given
     return node.target is aten.reshape.default or any(r.alias_info for r in schema.returns)
+
+
+def is_held(node: Node) -> bool:
+    """Whether a value is a constant, a view of one or a copy."""
+    while node.op == "call_function" and node.all_input_nodes:
+        if not is_view(node) and node.target is not aten.clone.default:
+            return False
+        node = node.all_input_nodes[0]
+    return node.op == "get_attr"
