@@ -157,6 +157,55 @@ def test_a_batched_product_is_generated_where_its_weights_are_constant(
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+def test_what_sees_a_product_in_other_dimensions_is_part_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """LeViT normalises the rows of all batches, and then has batches again."""
+    hf = pytest.importorskip("transformers")
+    monkeypatch.setattr(generator, "vendor", lambda: "amd")
+    config = hf.LevitConfig(
+        image_size=64, hidden_sizes=[128, 256, 384], num_attention_heads=[2, 2, 2],
+        depths=[1, 1, 1], key_dim=[16, 16, 16],
+    )  # fmt: skip
+    model, x = hf.LevitModel(config).eval().requires_grad_(False), torch.randn(1, 3, 64, 64)
+    compiled = graft.compile(model, (x,))
+    assert compiled.report.coverage == 1
+    found, expected = compiled(x), model(x)
+    for name in ("last_hidden_state", "pooler_output"):
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-4)
+
+
+def test_what_gates_channels_is_a_product_also_among_large_convolutions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(16, 64, 3), nn.Conv2d(64, 64, 5)
+            self.gate = nn.Sequential(
+                nn.Conv2d(64, 8, 1, padding="valid"), nn.SiLU(), nn.Conv2d(8, 64, 1), nn.Sigmoid()
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.last(self.first(x).relu())
+            return y * self.gate(y.mean((2, 3), keepdim=True))
+
+    monkeypatch.setattr(generator, "vendor", lambda: "amd")
+    seen: list[int] = []
+    plain = convolve.as_products
+
+    def told(gm: torch.fx.GraphModule, mode: object) -> None:
+        plain(gm, mode)
+        seen.append(len(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)))
+
+    monkeypatch.setattr(convolve, "as_products", told)
+    model, x = Gated().eval(), torch.randn(2, 16, 40, 40)
+    compiled = graft.compile(model, (x,))
+    assert seen == [2]
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("rows", "blocks"), [(1, {1}), (3, {3}), (8, {8}), (16, {8}), (19, {8, 3})], ids=str
 )
@@ -177,7 +226,7 @@ def test_a_product_has_code_for_the_rows_that_it_has(
 
     monkeypatch.setattr(cpp_micro_gemm.CppMicroGemmFP32Vec, "codegen_define", define)
     monkeypatch.setattr(generator, "vendor", lambda: "amd")
-    model, x = nn.Sequential(nn.Linear(24, 40), nn.ReLU()).eval(), torch.randn(rows, 24)
+    model, x = nn.Sequential(nn.Linear(24, 48), nn.ReLU()).eval(), torch.randn(rows, 24)
     compiled = graft.compile(model, (x,), inductor={"fx_graph_cache": False})
     if not sources:
         pytest.skip("this processor has another kernel for products")
@@ -206,7 +255,7 @@ def test_a_product_has_code_for_the_columns_that_it_has(
 
     monkeypatch.setattr(rows, "_fit", told)
     monkeypatch.setattr(generator, "vendor", lambda: "amd")
-    model, x = nn.Linear(24, columns).eval(), torch.randn(11, 24)
+    model, x = nn.Linear(24, columns).eval(), torch.randn(4, 24)
     compiled = graft.compile(model, (x,), inductor={"fx_graph_cache": False})
     assert seen
     assert all(n == columns and 0 < wide <= most for n, wide in seen)
@@ -228,7 +277,7 @@ def test_gcc_is_asked_for_more_where_there_are_many_rows(
         return plain(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(generator, "compile_graph", spy)
-    graft.compile(nn.Linear(24, 24).eval(), (torch.randn(rows, 24),))
+    graft.compile(nn.Linear(24, 32).eval(), (torch.randn(rows, 24),))
     assert given == [expected]
 
 

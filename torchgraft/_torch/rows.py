@@ -18,7 +18,7 @@ def fitted() -> Iterator[None]:
     them choose, also where the number is known: most of what the C++ compiler gets is never run.
     And it reads the same templates and sizes, which are texts, anew for each product.
     """
-    from torch._inductor.codegen import cpp, cpp_gemm_template, cpp_micro_gemm, cpp_template_kernel
+    from torch._inductor.codegen import cpp_gemm_template, cpp_micro_gemm, cpp_template_kernel
     from torch._inductor.codegen.common import KernelTemplate
 
     original = cpp_micro_gemm.create_micro_gemm
@@ -31,28 +31,28 @@ def fitted() -> Iterator[None]:
         mock.patch.object(cpp_gemm_template, "create_micro_gemm", create),
         mock.patch.object(KernelTemplate, "_template_from_string", staticmethod(template)),
         mock.patch.object(cpp_template_kernel, "parse_expr", parse),
-        mock.patch.object(cpp, _FUSES, _same_dims(getattr(cpp, _FUSES))),
+        mock.patch.object(cpp_gemm_template, _VIEW, _each(getattr(cpp_gemm_template, _VIEW))),
     ):
         yield
 
 
-_FUSES = "template_fusion_with_epilogues_supported"
+_VIEW = "gen_2d_view_of_epilogue_buf"
 
 
-def _same_dims(supported: Callable[..., tuple[bool, bool]]) -> Callable[..., tuple[bool, bool]]:
-    """Nothing becomes part of a batched product that sees it in other dimensions, such as heads
-    that are joined: Inductor (to 2.13) would find no code for the region then."""
-    from torch._inductor.codegen.cpp_bmm_template import CppBmmTemplate
+def _each(view: Callable[..., Any]) -> Callable[..., Any]:
+    """What is part of a product sees its numbers as its own size has them, each by itself.
 
-    def fuses(template: Any, epilogues: list[Any]) -> tuple[bool, bool]:
-        product = template.node
-        if isinstance(getattr(product, "template", None), CppBmmTemplate):
-            nodes = [n.node for one in epilogues for n in one.get_nodes() if n.node is not None]
-            if any(len(node.get_size()) != len(product.get_size()) for node in nodes):
-                return False, False
-        return supported(template, epilogues)
+    Inductor (to 2.13) looks at the last only: where that has the product's size, and one before it
+    another, such as what normalises rows of all batches, it finds no code for the region.
+    """
 
-    return fuses
+    def views(last: Any, product: Any, nodes: Any, found: Any, default_reindexers: Any) -> Any:
+        defaults = default_reindexers or [None] * len(nodes)
+        for node, default in zip(nodes, defaults, strict=True):
+            last, _ = view(node, product, [node], found, [default])
+        return last, found
+
+    return views
 
 
 def _fit(gemm: Any, m: Any, n: Any) -> Any:

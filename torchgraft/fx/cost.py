@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.nn import functional as F
 from torch.utils.flop_counter import flop_registry
 
 from torchgraft import _torch
@@ -125,8 +126,12 @@ def _plain(value: Any) -> Any:
     return torch.empty(sizes, dtype=value.dtype, device="meta")
 
 
+_CONVOLUTION = (2, 256, 28, 28), (256, 256, 3, 3)
+
+
 def measure(device: torch.device, dtype: torch.dtype = torch.float32) -> Machine:
-    """The peaks of a device as a copy and a matrix product reach them; a fraction of a second."""
+    """The peaks of a device as a copy, and a matrix product or a convolution, reach them; a
+    fraction of a second."""
     on_cuda = device.type == "cuda"
     side = 4096 if on_cuda else 512
     a, b = (torch.rand(side, side, device=device).to(dtype) for _ in range(2))
@@ -134,11 +139,18 @@ def measure(device: torch.device, dtype: torch.dtype = torch.float32) -> Machine
     source = pages.settle(torch.ones(2**28 if on_cuda else 2**24, device=device))
     target = pages.settle(torch.zeros_like(source))
     small = torch.ones(1, device=device)
-    matmul = _best(lambda: a @ b, device, repeat=20)
+    rates = [2 * side**3 / _best(lambda: a @ b, device, repeat=20)]
+    if (
+        not on_cuda and dtype == torch.float32
+    ):  # MKL, for one, multiplies at half of what some processors can do
+        image, kernel = (torch.rand(size, device=device).to(dtype) for size in _CONVOLUTION)
+        image = image.to(memory_format=torch.channels_last)
+        flops = 2 * kernel.numel() * image[:, 0].numel()
+        rates.append(flops / _best(lambda: F.conv2d(image, kernel, padding=1), device))
     copy = _best(lambda: target.copy_(source), device)
     return Machine(
         bandwidth=2 * source.numel() * 4 / copy,
-        flops=2 * side**3 / matmul,
+        flops=max(rates),
         launch=_best(lambda: small.add_(1), device, repeat=20),
         measured=True,
     )
