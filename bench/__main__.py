@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 from bench import (
     compiletime,
     converters,
+    convolutions,
     fusions,
     measure,
     native,
@@ -294,6 +295,14 @@ def convert() -> None:
 def fuse(only: str | None, seconds: float) -> None:
     """Each fusion on a module it was made for, with it and without."""
     fusions.run(only, seconds)
+
+
+@main.command("convolutions")
+@click.option("--seconds", default=1.0, show_default=True, help="Of timing, a shape.")
+def convolve(seconds: float) -> None:
+    """Convolutions on CPU by generated code and by oneDNN."""
+    report.show_machine(report.machine())
+    convolutions.run(seconds)
 
 
 @main.command("ops")
