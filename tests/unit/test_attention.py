@@ -90,14 +90,23 @@ def test_masks_are_added(made: list[bool], name: str) -> None:
     assert not answer[0, 0, -1].any()
 
 
-@pytest.mark.parametrize("name", ["of truths", "a constant", "part of another"])
+@pytest.mark.parametrize(
+    "name", ["of truths", "a constant", "part of another", "turned", "one for all keys"]
+)
 def test_masks_of_every_kind(made: list[bool], name: str) -> None:
     torch.manual_seed(0)
     q, k, v = (heads(24, 16) for _ in range(3))
     seen, held = torch.rand(1, 1, 24, 24) < 0.7, torch.randn(1, 3, 24, 24)
+    turned = torch.randn(24, 24, 3)
 
     def model(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        given = {"of truths": mask, "a constant": held, "part of another": held[:, :1, ::2, ::2]}
+        given = {
+            "of truths": mask,
+            "a constant": held,
+            "part of another": held[:, :1, ::2, ::2],
+            "turned": turned.permute(2, 0, 1).unsqueeze(0),
+            "one for all keys": mask[..., :1].float().expand(1, 1, 24, 24),
+        }
         few = q[:, :, ::2] if name == "part of another" else q
         keys, values = (x[:, :, ::2] if name == "part of another" else x for x in (k, v))
         return F.scaled_dot_product_attention(few, keys, values, given[name])
@@ -105,6 +114,36 @@ def test_masks_of_every_kind(made: list[bool], name: str) -> None:
     answer = graft.compile(model, (q, k, v, seen))(q, k, v, seen)
     assert made == [True]
     torch.testing.assert_close(answer, model(q, k, v, seen), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("made_of", ["a copy", "images"])
+def test_what_was_transposed_is_right(made: list[bool], made_of: str) -> None:
+    """Channels before positions, as 1 x 1 convolutions leave them."""
+    torch.manual_seed(0)
+    given = [torch.randn(2, 3, 16, 24) for _ in range(3)]
+    layer = torch.nn.Conv2d(48, 48, 1).eval().requires_grad_(False)
+
+    def model(*given: Tensor) -> Tensor:
+        if made_of == "images":
+            given = tuple(layer(x.reshape(2, 48, 4, 6)).view(2, 3, 16, 24) for x in given)
+        q, k, v = (x.transpose(-1, -2).contiguous() for x in given)
+        return F.scaled_dot_product_attention(q, k, v)
+
+    answer = graft.compile(model, tuple(given))(*given)
+    assert made == [True]
+    torch.testing.assert_close(answer, model(*given), rtol=1e-4, atol=1e-5)
+
+
+def test_channels_that_attend_to_each_other(made: list[bool]) -> None:
+    torch.manual_seed(0)
+    layer, x = torch.nn.Conv2d(16, 48, 1).eval().requires_grad_(False), torch.randn(2, 16, 4, 8)
+
+    def model(x: Tensor) -> Tensor:
+        seen = layer(x).view(2, 3, 16, 32)
+        return F.scaled_dot_product_attention(seen, seen, seen)
+
+    torch.testing.assert_close(graft.compile(model, (x,))(x), model(x), rtol=1e-4, atol=1e-5)
+    assert made == [True]
 
 
 def test_parts_of_one_product_and_what_follows(made: list[bool]) -> None:

@@ -172,6 +172,27 @@ def test_what_is_no_number_stays_where_it_is_seen() -> None:
     assert int(found.isnan().sum()) == 9 * 16
 
 
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("fast", [False, True])
+def test_weights_that_are_no_parameters_and_biases_with_gaps(
+    monkeypatch: pytest.MonkeyPatch, fast: bool, alone: bool
+) -> None:
+    """Nothing is frozen then, and nothing packed ahead."""
+    if fast:
+        monkeypatch.undo()
+        monkeypatch.setattr(own, "is_ahead", lambda *vendors: True)
+    kernel = torch.randn(32, 1 if alone else 16, 3, 3)
+    groups = 32 if alone else 1
+    one, many, x = torch.randn(1), torch.randn(64), torch.randn(1, 32 if alone else 16, 20, 20)
+
+    def model(x: Tensor, one: Tensor, many: Tensor) -> tuple[Tensor, Tensor]:
+        first = F.conv2d(x, kernel, one.expand(32), padding=1, groups=groups)
+        return first, F.conv2d(x, kernel, many[::2], padding=1, groups=groups)
+
+    found = graft.compile(model, (x, one, many))(x, one, many)
+    torch.testing.assert_close(found, model(x, one, many), rtol=1e-4, atol=1e-4)
+
+
 def test_other_types_and_weights_that_change_are_not(made: Seen) -> None:
     layer, x = nn.Conv2d(16, 16, 3).eval(), torch.randn(1, 16, 12, 12)
     graft.compile(layer, (x,), freeze=False)

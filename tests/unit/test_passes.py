@@ -437,6 +437,43 @@ def test_what_depends_on_nothing_is_held_where_it_takes_more_than_reading_it() -
     assert not torch.equal(drawn(X), drawn(X))
 
 
+def test_folding_computes_in_the_types_of_the_graph() -> None:
+    class M(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (torch.nn.Parameter(torch.randn(4, 4)) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", enabled=False):
+                return x + self.a @ self.b
+
+    model = M().eval()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        run = compiled(model)
+        expected = model(X)
+    assert ops(run) == ["add.Tensor"]
+    torch.testing.assert_close(run(X), expected)
+
+
+def test_sizes_that_data_tells_are_not_folded() -> None:
+    def picked(x: Tensor) -> Tensor:
+        at = torch.arange(8).remainder(3).cos().exp().sin().gt(0.5)
+        return x[:, torch.nonzero(at).squeeze(1)]
+
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(compiled(picked, x)(x), picked(x))
+
+    class M(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.arange(8) % 3 == 0)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x + 1, self.mask.nonzero()  # type: ignore[operator]
+
+    torch.testing.assert_close(compiled(M(), x)(x), M()(x))
+
+
 def test_a_mask_of_attention_is_held() -> None:
     q = torch.randn(1, 2, 4, 8)
 
@@ -452,11 +489,13 @@ def test_a_mask_of_attention_is_held() -> None:
 
 def test_what_is_large_and_depends_on_nothing_is_computed() -> None:
     def many(x: Tensor) -> Tensor:
-        return x + ((torch.arange(1 << 22) % 7 * 3 + 1) // 2 - 1).float().sum()
+        return x + ((torch.arange(1 << 20) % 7 * 3 + 1) // 2 - 1).float().sum()
 
     assert ops(compiled(many)) == ["add.Tensor"]  # the sum is one number
     wide = torch.randn(1, 1 << 22)
     assert len(ops(compiled(lambda x: x + (torch.arange(1 << 23)[::2] % 7 * 3 + 1) // 2, wide))) > 3
+    few = compiled(lambda x: x + torch.ones(1 << 13, 1 << 10).cos().sin().exp().tanh()[:4, 0])
+    assert len(ops(few)) > 3
 
 
 def test_view_becomes_reshape() -> None:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from torchgraft._torch.written import Source, Tensor, buffer, channels_last, lower, realized
+from torchgraft._torch.written import Source, Tensor, buffer, channels_last, dense, lower
 
 ROWS = 8
 """Outputs at a time, at most: as many sums in registers as keep the multipliers busy."""
@@ -113,8 +113,8 @@ def generate_for(op: Any, then: Any) -> None:
 
     def call(x: Any, weight: Any, bias: Any, other: Any, *how: Any) -> Any:
         *steps, _, follows, [count, outs, high, wide], _ = how
-        inputs = [channels_last(x), realized(weight)]
-        inputs += [] if bias is None else [realized(bias)]
+        inputs = [channels_last(x), dense(weight)]
+        inputs += [] if bias is None else [dense(bias)]
         inputs += [] if other is None else [channels_last(other, dense=True)]
         write = functools.partial(_write, bias is not None, other is not None, steps, then(follows))
         stride = [high * wide * outs, 1, wide * outs, outs]

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from torchgraft._torch.written import Source, Tensor, buffer, channels_last, lower, realized
+from torchgraft._torch.written import Source, Tensor, buffer, channels_last, dense, lower
 
 ROWS = (8, 7, 6, 5)
 """Outputs at a time: with two vectors of channels, up to 16 sums in registers."""
@@ -163,8 +163,8 @@ def generate_for(op: Any, then: Any) -> None:
 
         *steps, follows, [count, outs, high, wide], _ = how
         few = int(x.get_size()[1]) < FEW
-        inputs = [ir.ExternKernel.realize_input(x) if few else channels_last(x), realized(weight)]
-        inputs += [] if bias is None else [realized(bias)]
+        inputs = [ir.ExternKernel.realize_input(x) if few else channels_last(x), dense(weight)]
+        inputs += [] if bias is None else [dense(bias)]
         inputs += [] if other is None else [channels_last(other, dense=True)]
         write = functools.partial(_write, bias is not None, other is not None, steps, then(follows))
         stride = [high * wide * outs, 1, wide * outs, outs]

@@ -26,10 +26,10 @@ _CALL, _RUN, _MEMORY, _POOL, _TABLE = (
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Kernels that are called one after the other: their numbers, types and what they are given."""
+    """Kernels that are called one after the other: their numbers, and what each is given."""
 
     count: int  # of arguments
-    calls: tuple[tuple[int, tuple[str, ...], str], ...]
+    calls: tuple[tuple[int, tuple[str, ...]], ...]
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -37,12 +37,14 @@ class Run:
 
     @property
     def source(self) -> str:
-        """A function in C++; its first argument is where the kernels are."""
+        """A function in C++; its first argument is where the kernels are. All of theirs are
+        addresses, of whatever."""
         params = ", ".join(f"{_BYTES} arg{i}" for i in range(self.count))
         params = ", ".join(filter(None, ("int64_t at", params)))
         lines = (
-            f"    reinterpret_cast<void (*)({', '.join(types)})>(kernels[{number}])({given});"
-            for number, types, given in self.calls
+            f"    reinterpret_cast<void (*)({', '.join([_BYTES] * len(given))})>"
+            f"(kernels[{number}])({', '.join(given)});"
+            for number, given in self.calls
         )
         start = "    const auto kernels = reinterpret_cast<const uintptr_t*>(at);"
         return "\n".join(
@@ -91,7 +93,14 @@ def read(module: str, kernels: Mapping[str, Sequence[str]]) -> Entry | None:
         for node in ast.walk(ast.parse(module))
         if isinstance(node, ast.FunctionDef) and node.name == "call"
     ]
-    return _Reader(kernels).read(functions[0]) if len(functions) == 1 else None
+    if len(functions) != 1 or any(_is_method(node) for node in ast.walk(functions[0])):
+        return None
+    return _Reader(kernels).read(functions[0])
+
+
+def _is_method(node: ast.AST) -> bool:
+    """Whether a call needs the object that it is a method of."""
+    return isinstance(node, ast.Name) and node.id == "self"
 
 
 class _Unread(Exception):
@@ -145,7 +154,7 @@ class _Reader:
             except _Unread:
                 self._leave(statement)
         held = {name: b for name, b in self.buffers.items() if name not in self.fixed}
-        held = {name: b for name, b in held.items() if b.first >= 0}
+        held = {name: b for name, b in held.items() if b.first >= 0 and b.size}
         runs = [part for part in self.parts if isinstance(part, _Calls) and part.calls]
         if not held and all(len(run.calls) < 2 for run in runs):
             return None
@@ -190,7 +199,7 @@ class _Reader:
         raise _Unread
 
     def _call(self, name: str, args: Sequence[ast.expr]) -> None:
-        if not all(kind.endswith("*") for kind in self.kernels.get(name, [""])):
+        if not all(_item(kind) for kind in self.kernels.get(name, [""])):
             raise _Unread
         values = [self._value(arg) for arg in args]
         for value in values:
@@ -255,15 +264,11 @@ class _Writer:
                 at, offset = f"{names[_MEMORY]} + {buffer.place}", value.offset
             else:
                 at, offset = names[value.name], value.more
-            return f"reinterpret_cast<{kind}>({at}) + {offset}"
+            return f"{at} + {offset * _item(kind)}"
 
         kinds = self.found.kernels
         told = tuple(
-            (
-                self.found.numbers[name],
-                tuple(kinds[name]),
-                ", ".join(map(pointer, values, kinds[name])),
-            )
+            (self.found.numbers[name], tuple(map(pointer, values, kinds[name])))
             for name, values in calls
         )
         self.runs.append(Run(len(names), told))
@@ -282,6 +287,16 @@ def _placed(buffers: Sequence[_Buffer]) -> int:
         done.append(buffer)
         total = max(total, buffer.place + buffer.size)
     return total
+
+
+def _item(kind: str) -> int:
+    """Bytes between elements of an argument; 0 where it is none of memory."""
+    if not kind.endswith("*"):
+        return 0
+    from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
+
+    name = kind.removeprefix("const ").removesuffix("*").strip()
+    return next((dtype.itemsize for dtype, text in DTYPE_TO_CPP.items() if text == name), 0)
 
 
 def _literal(node: ast.expr) -> Any:

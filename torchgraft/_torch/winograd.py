@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from torchgraft._torch.written import Source, Tensor, buffer, channels_last, lower
+from torchgraft._torch.written import Source, Tensor, buffer, channels_last, dense, lower
 
 ROWS = 8
 """Tiles at a time: with two vectors of channels, 16 sums in registers. 12 and 14 were as fast."""
@@ -200,11 +200,9 @@ def generate_for(op: Any, then: Any) -> None:
     def call(
         x: Any, weight: Any, bias: Any, other: Any, pads: Sequence[int], follows: str, *out: Any
     ) -> Any:
-        from torch._inductor import ir
-
         [[count, outs, high, wide], _] = out
-        inputs = [channels_last(x), ir.ExternKernel.realize_input(weight)]
-        inputs += [] if bias is None else [ir.ExternKernel.realize_input(bias)]
+        inputs = [channels_last(x), dense(weight)]
+        inputs += [] if bias is None else [dense(bias)]
         inputs += [] if other is None else [channels_last(other)]
         write = functools.partial(_write, pads, bias is not None, other is not None, then(follows))
         stride = [high * wide * outs, 1, wide * outs, outs]

@@ -34,7 +34,20 @@ def realized(value: Any) -> Any:
     """A value in memory, its last dimension dense."""
     from torch._inductor import ir
 
-    return ir.ExternKernel.require_stride1(ir.ExternKernel.realize_input(value))
+    laid = ir.ExternKernel.realize_input(value)
+    storage, layout = ir.as_storage_and_layout(laid, freeze=False)
+    if isinstance(layout, ir.FlexibleLayout):
+        storage.data.freeze_layout()  # or it would become what is best for whoever made it
+    if laid.get_stride()[-1] == 1 or laid.get_size()[-1] == 1:
+        return laid
+    return ir.ExternKernel.require_contiguous(ir.ExternKernel.copy_input(laid))
+
+
+def dense(value: Any) -> Any:
+    """A value in memory without gaps, such as weights and biases."""
+    from torch._inductor import ir
+
+    return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(value))
 
 
 def channels_last(value: Any, *, dense: bool = False) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from torchgraft.codegen import convolution, own
 
 aten = torch.ops.aten
 
+MOST = 4096
+"""Pixels of a kernel: a table of what a few outputs see lies on the stack."""
+
 
 def as_code(gm: GraphModule, mode: Any) -> bool:
     """Replace such convolutions; whether there are any. What follows one is part of it. `mode` is
@@ -26,8 +30,8 @@ class _Depthwise(convolution.Convolution):
     """One group for each channel."""
 
     def fits(self) -> bool:
-        outs, depth, *_ = self.weight.meta["val"].shape
-        return bool(outs == self.groups and depth == 1)
+        outs, depth, *kernel = self.weight.meta["val"].shape
+        return bool(outs == self.groups and depth == 1 and math.prod(kernel) <= MOST)
 
     def made(self, weight: Node, bias: Node | None, out: Tensor) -> Node:
         kernel = list(weight.meta["val"].shape[2:])

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from torchgraft import _torch
 from torchgraft.comm.ops import is_wait
 from torchgraft.config import Config
-from torchgraft.fx import meta
+from torchgraft.fx import alias, meta
 from torchgraft.fx.cost import bytes_of
 from torchgraft.fx.dialect import is_pure, is_view
 
@@ -114,10 +115,12 @@ def _key(node: Node) -> Any:
 def fold_constants(gm: GraphModule, example_inputs: Sequence[Any], config: Config) -> None:
     """Compute at compile time what depends on frozen weights and constants alone, and of what
     depends on nothing, such as masks, what is better held than computed in each call."""
-    better = _better_held(gm)
+    better, changed = _better_held(gm), set(alias.written(gm.graph.nodes))
     for node in list(gm.graph.nodes):
-        if not is_pure(node) or not (node.all_input_nodes or node in better):
+        if not is_pure(node) or not (node.all_input_nodes or node in better) or node in changed:
             continue
+        if _torch.has_unbacked(node.meta.get("val")):
+            continue  # a size that data tells has a name, which others may have
         if is_view(node) and reaches_output(node):  # of the copy that the caller gets
             continue
         if any(used.op != "get_attr" for used in node.all_input_nodes):
@@ -129,7 +132,7 @@ def fold_constants(gm: GraphModule, example_inputs: Sequence[Any], config: Confi
             continue
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), held.__getitem__)
         assert callable(node.target)
-        with torch.no_grad():
+        with torch.no_grad(), _torch.no_autocast():
             result = node.target(*args, **kwargs)
         if isinstance(result, Tensor):
             if "prepare" in gm.meta and not held:
@@ -150,12 +153,15 @@ def _better_held(gm: GraphModule) -> set[Node]:
     many calls, or those for attention, which reads its mask from memory."""
     known: set[Node] = set()
     for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if bytes_of(value) > LARGEST or _torch.has_unbacked(value):
+            continue
         if node.op == "get_attr" or (is_pure(node) and known.issuperset(node.all_input_nodes)):
             known.add(node)
     found: set[Node] = set()
     for node in known:
         users = [user for user in node.users if user not in known]
-        if not users or bytes_of(node.meta.get("val")) > LARGEST:
+        if not users:
             continue
         calls = _behind(node)
         masks = any("scaled_dot_product" in str(user.target) for user in users)
