@@ -4,11 +4,12 @@ and only where it applies."""
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from exact import Several, check
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -16,7 +17,6 @@ from torch.nn import functional as F
 
 import torchgraft as graft
 from torchgraft.codegen import convolve, depthwise, direct, own, winograd
-from torchgraft.fx import returned
 
 
 class Seen(list[tuple[int, int]]):
@@ -45,34 +45,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Seen:
     monkeypatch.setattr(convolve, "as_products", lambda *_: None)
     monkeypatch.setattr(depthwise, "as_code", told)
     return found
-
-
-def check(model: nn.Module, *inputs: Tensor, program: Any = None) -> None:
-    """The program's answers are those of float64, to within what float32 rounds."""
-    program = program or graft.compile(model, inputs)
-    with torch.no_grad():
-        found = program(*inputs)
-        expected = model(*inputs)
-        exact = model.double()(*(x.double() for x in inputs))
-    model.float()
-    for one, other, right in zip(*map(_tensors, (found, expected, exact)), strict=True):
-        assert returned.strides(one) == returned.strides(other)
-        assert (one - right).norm() <= 2e-6 * right.norm()
-
-
-def _tensors(values: Any) -> Sequence[Tensor]:
-    return [values] if isinstance(values, Tensor) else values
-
-
-class Several(nn.Module):
-    """One layer for each input."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, *images: Tensor) -> list[Tensor]:
-        return [layer(x) for layer, x in zip(self.layers, images, strict=True)]
 
 
 KERNELS = st.tuples(st.integers(1, 5), st.integers(1, 5))

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from torchgraft._torch.written import Source, Tensor, buffer, channels_last, dense, lower
+from torchgraft._torch.written import Source, Tensor, channels_last, image, lower
 
 ROWS = 8
 """Outputs at a time, at most: as many sums in registers as keep the multipliers busy."""
@@ -112,13 +112,9 @@ def generate_for(op: Any, then: Any) -> None:
     lies channels last. `then` gives the C++ of what follows."""
 
     def call(x: Any, weight: Any, bias: Any, other: Any, *how: Any) -> Any:
-        *steps, _, follows, [count, outs, high, wide], _ = how
-        inputs = [channels_last(x), dense(weight)]
-        inputs += [] if bias is None else [dense(bias)]
-        inputs += [] if other is None else [channels_last(other, dense=True)]
-        write = functools.partial(_write, bias is not None, other is not None, steps, then(follows))
-        stride = [high * wide * outs, 1, wide * outs, outs]
-        return buffer("depthwise", inputs, [count, outs, high, wide], stride, write)
+        *steps, _, follows, size, _ = how
+        write = functools.partial(_write, how=steps, then=then(follows))
+        return image("depthwise", [channels_last(x), weight, bias, other], size, write)
 
     lower(op, call)
 
@@ -126,18 +122,19 @@ def generate_for(op: Any, then: Any) -> None:
 def _write(
     has_bias: bool,
     has_other: bool,
-    how: Sequence[Any],
-    then: str,
     inputs: Sequence[Tensor],
     out: Tensor,
     threads: int,
+    *,
+    how: Sequence[Any],
+    then: str,
 ) -> Source:
     x, weight, *more = inputs
     kernel, steps, pads, grown = how
     count, depth, rows, columns = out.size
-    image, _, row, pixel = x.stride
+    whole, _, row, pixel = x.stride
     shape = (
-        rows, columns, depth, *x.size[2:], image, row, pixel, *kernel, *steps, *pads, *grown
+        rows, columns, depth, *x.size[2:], whole, row, pixel, *kernel, *steps, *pads, *grown
     )  # fmt: skip
     body = _BODY.format(
         x=x, weight=weight, out=out, depth=depth, shape=", ".join(map(str, shape)),

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from torchgraft._torch.written import Source, Tensor, buffer, channels_last, dense, lower
+from torchgraft._torch.written import Source, Tensor, channels_last, image, lower
 
 ROWS = (8, 7, 6, 5)
 """Outputs at a time: with two vectors of channels, up to 16 sums in registers."""
@@ -161,14 +161,11 @@ def generate_for(op: Any, then: Any) -> None:
     def call(x: Any, weight: Any, bias: Any, other: Any, *how: Any) -> Any:
         from torch._inductor import ir
 
-        *steps, follows, [count, outs, high, wide], _ = how
+        *steps, follows, size, _ = how
         few = int(x.get_size()[1]) < FEW
-        inputs = [ir.ExternKernel.realize_input(x) if few else channels_last(x), dense(weight)]
-        inputs += [] if bias is None else [dense(bias)]
-        inputs += [] if other is None else [channels_last(other, dense=True)]
-        write = functools.partial(_write, bias is not None, other is not None, steps, then(follows))
-        stride = [high * wide * outs, 1, wide * outs, outs]
-        return buffer("convolution", inputs, [count, outs, high, wide], stride, write)
+        data = ir.ExternKernel.realize_input(x) if few else channels_last(x)
+        write = functools.partial(_write, how=steps, then=then(follows))
+        return image("convolution", [data, weight, bias, other], size, write)
 
     lower(op, call)
 
@@ -176,11 +173,12 @@ def generate_for(op: Any, then: Any) -> None:
 def _write(
     has_bias: bool,
     has_other: bool,
-    how: Sequence[Any],
-    then: str,
     inputs: Sequence[Tensor],
     out: Tensor,
     threads: int,
+    *,
+    how: Sequence[Any],
+    then: str,
 ) -> Source:
     x, weight, *more = inputs
     [high, wide], steps, pads, grown, groups = how

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from torchgraft._torch.written import Source, Tensor, buffer, channels_last, dense, lower
+from torchgraft._torch.written import Source, Tensor, channels_last, image, lower
 
 ROWS = 8
 """Tiles at a time: with two vectors of channels, 16 sums in registers. 12 and 14 were as fast."""
@@ -200,25 +200,21 @@ def generate_for(op: Any, then: Any) -> None:
     def call(
         x: Any, weight: Any, bias: Any, other: Any, pads: Sequence[int], follows: str, *out: Any
     ) -> Any:
-        [[count, outs, high, wide], _] = out
-        inputs = [channels_last(x), dense(weight)]
-        inputs += [] if bias is None else [dense(bias)]
-        inputs += [] if other is None else [channels_last(other)]
-        write = functools.partial(_write, pads, bias is not None, other is not None, then(follows))
-        stride = [high * wide * outs, 1, wide * outs, outs]
-        return buffer("winograd", inputs, [count, outs, high, wide], stride, write)
+        write = functools.partial(_write, pads=pads, then=then(follows))
+        return image("winograd", [channels_last(x), weight, bias, other], out[0], write)
 
     lower(op, call)
 
 
 def _write(
-    pads: Sequence[int],
     has_bias: bool,
     has_other: bool,
-    then: str,
     inputs: Sequence[Tensor],
     out: Tensor,
     threads: int,
+    *,
+    pads: Sequence[int],
+    then: str,
 ) -> Source:
     x, weight, *more = inputs
     bias = more[0].start if has_bias else "nullptr"

@@ -78,6 +78,20 @@ def buffer(
     return made
 
 
+def image(
+    name: str, inputs: Sequence[Any], size: Sequence[int], write: Callable[..., Source]
+) -> Any:
+    """What a kernel makes of an image, weights, and a bias and an image to add, where there are
+    such: an image of that size that lies channels last. `write` is told first which there are."""
+    data, weight, bias, other = inputs
+    given = [data, dense(weight)]
+    given += [] if bias is None else [dense(bias)]
+    given += [] if other is None else [channels_last(other, dense=True)]
+    _, outs, high, wide = size
+    told = functools.partial(write, bias is not None, other is not None)
+    return buffer(name, given, size, [high * wide * outs, 1, wide * outs, outs], told)
+
+
 def lower(op: Any, how: Callable[..., Any]) -> None:
     """Inductor calls `how` for calls of `op`, with values for tensors."""
     from torch._inductor.lowering import register_lowering
