@@ -232,5 +232,6 @@ def _copied(x: Tensor, pads: Sequence[int], threads: int) -> tuple[str, Tensor, 
 
 
 def at_a_time(total: int) -> int:
-    """Of how many outputs at a time the fewest are computed twice."""
-    return min((n for n in ROWS if n <= total), key=lambda n: -(-total // n) * n)
+    """Of how many outputs at a time the fewest are computed twice. With fewer than 7, weights are
+    read as often as a cache can give them: 1 x 7 on 17 x 17, five at a time, 632 us, seven 589."""
+    return min((n for n in ROWS if n <= total), key=lambda n: -(-total // n) * max(n, 7))
