@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ def both(numbers: Sequence[int]) -> list[int]:
     return [*numbers] if len(numbers) == 2 else [*numbers] * 2
 
 
-class Convolution:
+class Convolution(abc.ABC):
     """One call of `aten.convolution`, what follows it, and what takes the place of both."""
 
     def __init__(self, gm: GraphModule, node: Node) -> None:
@@ -61,13 +62,13 @@ class Convolution:
         self.other: Node | None = None
         self.then = ""
 
+    @abc.abstractmethod
     def fits(self) -> bool:
         """Whether this kind is for it and pays."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def made(self, weight: Node, bias: Node | None, out: Tensor) -> Node:
         """The call that stands for all of it and gives `out`."""
-        raise NotImplementedError
 
     def replace(self) -> None:
         """Constant normalisation, a sum and what is done number by number become part of it."""
